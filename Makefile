@@ -20,7 +20,7 @@ EXAMPLES = per_head_conv1d tutorial_spacy annotated_transformer base_model_tied 
 KERNELS = setup.py $(wildcard tfexport/kernels/*.h tfexport/kernels/*.cpp)
 
 .PHONY: setup demo test types style unit check docs engines cuda-dry fuzz faults kills power-loss load gpu gpu-day gpu-day-pack
-.PHONY: corpus-kills examples constraints clean bench-serve serve-faults
+.PHONY: corpus-kills corpus-capacity examples constraints clean bench-serve serve-faults
 
 # For contributors: the virtual environment, the kernels, and hooks that check each commit (not where git keeps no hooks,
 # as in a folder that was unpacked from an archive).
@@ -87,10 +87,18 @@ faults: $(VENV)/dev.done
 kills: $(VENV)/dev.done
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.kills --kills $(KILLS)
 
-# Ends actors and drivers of `tfexport corpus` at random moments, with rows that end their worker. It needs tfexport[ray].
+# Ends actors and drivers of `tfexport corpus` at random moments, with rows that end their worker, then also nodes, on a cluster of
+# two nodes in network namespaces (as root). It needs tfexport[ray].
 corpus-kills: $(VENV)/dev.done
 	$(VENV)/bin/tfexport export tfexport/assets/de-en.safetensors -o build/corpus-kills/de-en --precision fp32 --force
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.corpus_kills build/corpus-kills/de-en $(TEXT) --kills 40 --deadly 2
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.ray_nodes build/corpus-kills/de-en $(TEXT)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.corpus_kills build/corpus-kills/de-en $(TEXT) --kills 10 --rows 40000 --nodes
+
+# Hours and cost of a billion lines, and what Ray adds to decode. It needs tfexport[ray] and two cores that nothing else uses.
+corpus-capacity: $(VENV)/dev.done
+	$(VENV)/bin/tfexport export tfexport/assets/de-en.safetensors -o build/corpus-capacity/de-en --precision fp32,int8 --force
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.corpus_capacity embedded=build/corpus-capacity/de-en --lines 100000
 
 # Faults around a server: workers killed, clients that go away or stall, and SERVED requests in a row; takes half an hour.
 serve-faults: $(VENV)/dev.done

@@ -103,7 +103,8 @@ def table(steps: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]
         for batch in BATCHES:
             counted = {
                 LENGTHS: _launches(steps, "onnx24-lengths", "decoder_step", batch) + (beam > 1),  # the reorder
-                CUDA: _launches(steps, "ort-cuda", "decoder_step" if beam == 1 else "beam_step", batch),
+                CUDA: _launches(steps, "ort-cuda", "decoder_step" if beam == 1 else "beam_step", batch)
+                + _launches(steps, "onnx24", "greedy_search" if beam == 1 else "beam_search", batch),
                 CTRANSLATE2: peer_launches(beam),
             }
             for engine, launches in counted.items():

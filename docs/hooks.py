@@ -76,7 +76,7 @@ def keywords() -> str:
     from tfexport.exporter.options import BudgetOptions
     from tfexport.models.checkpoints.options import CheckpointOptions, ModelOptions, ReferenceOptions
     from tfexport.option import rows
-    from tfexport.scale.options import TranslatorBatches
+    from tfexport.scale.options import ActorBatches, ClassOptions, ScoreOptions
     from tfexport.scheduling.options import ServingOptions
     from tfexport.verification.options import CompareOptions
 
@@ -95,10 +95,12 @@ def keywords() -> str:
             KeepOptions,
         ),
         "Options of batches": ("`Model.translate`, `iterate` and `translate_ids`", BatchLimits),
-        "Options of a translator of batches": (
-            "`tfexport.scale.Translator`, beside those of a search",
-            TranslatorBatches,
+        "Options of actors": (
+            "`tfexport.scale.Translator`, `Scorer` and, without `max_batch_tokens`, `Classifier`",
+            ActorBatches,
         ),
+        "Options of scores": ("`tfexport.scale.Scorer`", ScoreOptions),
+        "Options of classes": ("`tfexport.scale.Classifier`", ClassOptions),
         "Options of a scheduler": ("`Model.serve`", ServingOptions),
         "Options that describe a checkpoint": ("`tfexport.export`", CheckpointOptions),
         "Options that inspect takes": ("`tfexport.inspect`", ModelOptions),
@@ -259,6 +261,16 @@ def growth_results() -> str:
     return f"{_machine(record['machine'])}\n\nWhere a row changes nothing else: {base}.\n\n{_table(head, rows)}"
 
 
+def corpus_capacity() -> str:
+    """What benchmarks/corpus_capacity.py measured, and what follows for a billion lines."""
+    from benchmarks import corpus_capacity
+
+    record = RESULTS / "corpus_capacity.json"
+    if not record.exists():
+        return "Nothing was measured yet."
+    return corpus_capacity.markdown(json.loads(record.read_text(encoding="utf-8")))
+
+
 def cuda_dry_results() -> str:
     """What benchmarks/cuda_dry counted."""
     from benchmarks.cuda_dry.report import table
@@ -361,6 +373,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "hugging-face-results": hugging_face_results,
     "serve-results": serve_results,
     "growth-results": growth_results,
+    "corpus-capacity": corpus_capacity,
     "cuda-dry-results": cuda_dry_results,
     "gpu-day-results": gpu_day_results,
     "cuda-dry-steps": cuda_dry_steps,

@@ -1,8 +1,11 @@
 """Ends a run over a corpus at random moments, and checks what it leaves.
 
     python -m fuzz.corpus_kills BUNDLE TEXT --kills 20
+    python -m fuzz.corpus_kills BUNDLE TEXT --kills 20 --nodes
 
 SIGKILL goes to an actor, which Ray starts again, or to the driver with all of its processes, after which the run is resumed.
+With --nodes the run is on a cluster of two nodes, see `ray_nodes.py`. Then the driver alone is killed, and the second node
+with all that runs on it, which is started again after a while.
 At the end every row has to be there once, with the text of `tfexport decode`. Some rows end the process that decodes
 them: they have to be set aside, and no other row. Needs `tfexport[ray]`.
 """
@@ -20,8 +23,11 @@ import tempfile
 import textwrap
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import nullcontext
 from pathlib import Path
+
+from fuzz.processes import descendants, is_actor, kill
+from fuzz.ray_nodes import Nodes
 
 DEADLY = "this row ends its worker"
 ROWS_PER_SHARD = 250
@@ -41,27 +47,6 @@ if "ray" in " ".join(sys.orig_argv):
     line_reader.Reader.ids = deadly
 """
 """In each worker of Ray, as `sitecustomize`: some rows end the process that reads them."""
-
-
-def descendants(pid: int) -> list[int]:
-    """The processes that come from a process."""
-    try:
-        found = Path(f"/proc/{pid}/task").glob("*/children")
-        children = [int(child) for file in found for child in file.read_text(encoding="ascii").split()]
-    except OSError:  # it has ended
-        return []
-    return [*children, *(one for child in children for one in descendants(child))]
-
-
-def is_actor(pid: int) -> bool:
-    with suppress(OSError):
-        return b"MapWorker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    return False
-
-
-def kill(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
 
 
 class Run:
@@ -84,6 +69,18 @@ class Run:
             paths.insert(0, str(folder / "hook"))  # Ray starts workers with it
         self._environment["PYTHONPATH"] = os.pathsep.join(paths)
         self.killed: Counter[str] = Counter()
+        self.ended_by_node = 0
+        """Runs that ended with an error after their node was killed, and were resumed."""
+        self._nodes: Nodes | None = None
+        self._folder_of_ray = folder / "ray"
+
+    def on_nodes(self) -> Nodes:
+        """The cluster that the run is on from now."""
+        self._folder_of_ray.mkdir()
+        self._nodes = Nodes(self._folder_of_ray, self._environment)
+        self._environment = self._nodes.environment
+        self._command = self._nodes.command(0, [*self._command, "--address", self._nodes.address])
+        return self._nodes
 
     def complete(self, kills: int) -> None:
         """Run to the end, with so many kills on the way.
@@ -93,7 +90,8 @@ class Run:
         """
         while True:
             with (self._folder / "log").open("ab") as log:
-                driver = subprocess.Popen([*self._command, "--resume"], env=self._environment, stderr=log)
+                driver = subprocess.Popen([*self._command, "--resume"], env=self._environment, stdout=log, stderr=log)
+                nodes_before = self.killed["node"]
                 while driver.poll() is None and sum(self.killed.values()) < kills:
                     self._kill(driver)
                 try:
@@ -105,22 +103,36 @@ class Run:
                         kill(pid)
             if code == 0:
                 return
-            if code != -signal.SIGKILL:
+            if code != -signal.SIGKILL and self.killed["node"] > nodes_before:
+                self.ended_by_node += 1
+            elif code != -signal.SIGKILL:
                 raise RuntimeError(self._said(f"exit code {code}"))
 
     def _kill(self, driver: subprocess.Popen[bytes]) -> None:
         time.sleep(self._random.uniform(0.1, 4))
-        actors = [pid for pid in descendants(driver.pid) if is_actor(pid)]
+        if self._nodes is not None:
+            actors = [pid for number in range(2) for pid in self._nodes.actors(number)]
+            if actors and self._random.random() < 0.3:
+                self._kill_node(self._nodes)
+                return
+        else:
+            actors = [pid for pid in descendants(driver.pid) if is_actor(pid)]
         if actors and self._random.random() < 0.6:
             kill(self._random.choice(actors))
             self.killed["actor"] += 1
-        elif self._random.random() < 0.4 and driver.poll() is None:
+        elif self._random.random() < (0.4 if actors else 0.1) and driver.poll() is None:  # Ray takes long to start
             others = descendants(driver.pid)  # known before: afterwards they are nobody's children
             kill(driver.pid)
             for pid in others:
                 kill(pid)
             driver.wait()
             self.killed["driver"] += 1
+
+    def _kill_node(self, nodes: Nodes) -> None:
+        nodes.kill(1)
+        self.killed["node"] += 1
+        time.sleep(self._random.uniform(0, 8))
+        nodes.start(1)
 
     def _said(self, about: str) -> str:
         return f"{about}: {(self._folder / 'log').read_text(encoding='utf-8', errors='replace')[-2000:]}"
@@ -154,13 +166,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--rows", type=int, default=4000)
     parser.add_argument("--deadly", type=int, default=0, help="rows that end the process that decodes them")
+    parser.add_argument("--nodes", action="store_true", help="on a cluster of two nodes, of which one is killed too")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     began = time.monotonic()
     every = options.text.read_text(encoding="utf-8").splitlines()
     lines = [every[number % len(every)] for number in range(options.rows)]
     deadly = set(random.Random(options.seed).sample(range(len(lines)), options.deadly))
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory(prefix="tfx", ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary)
         (folder / "whole").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         decode = [sys.executable, "-m", "tfexport", "decode", str(options.bundle), str(folder / "whole")]
@@ -168,10 +181,13 @@ def main(arguments: list[str] | None = None) -> int:
         marked = [DEADLY if number in deadly else line for number, line in enumerate(lines)]
         (folder / "in.txt").write_text("".join(f"{line}\n" for line in marked), encoding="utf-8")
         run = Run(folder, options.bundle, folder / "in.txt", options.seed, bool(deadly))
-        run.complete(options.kills)
+        with run.on_nodes() if options.nodes else nullcontext():
+            run.complete(options.kills)
         found = problems(run.output, decoded.stdout.splitlines(), deadly)
     print("\n".join(found))
     kills = ", ".join(f"{count} of the {name}" for name, count in sorted(run.killed.items()))
+    if run.ended_by_node:
+        print(f"{run.ended_by_node} runs ended with an error after a node was killed, and were resumed")
     print(f"kills: {kills or 'none'}; {len(deadly)} deadly rows; {len(lines)} rows, {len(found)} problems; ", end="")
     print(f"seed {options.seed}; {time.monotonic() - began:.0f} s")
     return 1 if found else 0

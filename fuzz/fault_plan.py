@@ -234,8 +234,8 @@ def _weights() -> list[Fault]:
         fault(
             "bf16 heads swapped",
             "rows of two heads of the values swapped",
-            f"{D0}.self_attention.value",
-            _changed(f"{D0}.self_attention.value.weight", lambda a: np.roll(a, 16, axis=0)),
+            f"{D0}.cross_attention.value",
+            _changed(f"{D0}.cross_attention.value.weight", lambda a: np.roll(a, 16, axis=0)),
             precision="bf16",
         ),
         fault(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-TYPE_CHECKING = False  # not from typing: the command line begins here, and until it runs Ctrl-C prints a traceback
+TYPE_CHECKING = False  # no import of typing: the command line starts here, and Ctrl-C prints a traceback until it runs
 if TYPE_CHECKING:
     from typing import Any
 
@@ -63,7 +63,7 @@ _HOMES = {
     "tfexport.verification.parity": ("Comparison",),
     "tfexport.verification.report": ("ParityReport",),
 }
-"""Where each public name is defined. Imported when it is used: the command line begins here, and its help needs none."""
+"""The module of each public name. It is imported on first use: the command line starts here, and its help needs none."""
 
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -1,28 +1,28 @@
-"""The `tfexport` command, also as `python -m tfexport`: runs the command line and tells of its errors."""
+"""The `tfexport` command, also as `python -m tfexport`: runs the command line and prints its errors."""
 
 from __future__ import annotations
 
 import signal
 import sys
 
-TYPE_CHECKING = False  # not from typing: until `main` runs, Ctrl-C prints a traceback
+TYPE_CHECKING = False  # no import of typing: Ctrl-C prints a traceback until `main` runs
 if TYPE_CHECKING:
     from typing import NoReturn
 
 SIGNALS = ("SIGTERM", "SIGHUP", "SIGINT")
-"""That end a command."""
+"""The signals that end a command."""
 
 LONGEST_MESSAGE = 8000
-"""Characters of an error. It quotes names and values of a file, which may have any length."""
+"""Maximum number of characters of an error message. It quotes names and values of a file, which may have any length."""
 
 _EXTRAS = {"lightning": "train", "sacrebleu": "train", "onnxruntime": "cpu", "pyarrow": "ray", "ray": "ray"}
-"""What to install for a module that is missing."""
+"""The extra to install for a missing module."""
 
 
 def main() -> NoReturn:
-    """Run the command line; errors of ours become one line on stderr."""
+    """Run the command line. Errors of tfexport become one line on stderr."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # While libraries are imported, Ctrl-C has nothing to undo or to tell.
+        # While libraries are imported, Ctrl-C has nothing to undo or to report.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     import logging
 
@@ -37,7 +37,7 @@ def main() -> NoReturn:
             _run()
         finally:
             _let_signals_kill()
-    except KeyboardInterrupt:  # where Typer does not catch it: it takes a while until it has made its parsers
+    except KeyboardInterrupt:  # Typer catches it only after it has made its parsers, which takes a while
         sys.exit(128 + signal.SIGINT)
 
 
@@ -52,16 +52,16 @@ def _run() -> NoReturn:
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
     try:
-        with standard_streams.guarded():  # help, too
+        with standard_streams.guarded():  # also for help
             app(arguments, standalone_mode=True)
     except BaseException as error:
         number = ending.taken()
-        if isinstance(error, SystemExit) and number is not None:  # also where it was lost, and the command went on
+        if isinstance(error, SystemExit) and number is not None:  # also if the signal was lost and the command went on
             sys.exit(128 + number)
         is_panic = type(error).__module__ == "pyo3_runtime"  # of a library in Rust
         if not isinstance(error, Exception) and not is_panic:
             raise
-        # A library that is interrupted while it is imported tells of something else.
+        # A library that is interrupted during its import raises an unrelated error.
         if number is not None and not debug:
             sys.exit(128 + number)
         if debug:
@@ -73,7 +73,7 @@ def _run() -> NoReturn:
 
 
 def _shortened(message: str) -> str:
-    """A message without its middle where it is long: its end says what to do."""
+    """A long message without its middle: the end says what to do."""
     half = LONGEST_MESSAGE // 2
     return message if len(message) <= LONGEST_MESSAGE else f"{message[:half]} ... {message[-half:]}"
 
@@ -83,14 +83,15 @@ def _let_signals_end() -> None:
     from tfexport.system import ending
 
     for name in SIGNALS:
-        number = getattr(signal, name, None)  # not all are there on Windows
-        # `nohup`, and a shell that runs something in the background, ask for signals to be ignored.
+        number = getattr(signal, name, None)  # Windows lacks some of them
+        # `nohup`, and a shell that runs a background job, set signals to be ignored.
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, ending.end)
 
 
 def _let_signals_kill() -> None:
-    """When the command has ended nothing is left to undo, and Python would print an exception while it shuts down."""
+    """Restore the default action of signals. After the command nothing is left to undo, and Python would print an exception
+    during its shutdown."""
     from tfexport.system import ending
 
     for name in SIGNALS:
@@ -100,7 +101,7 @@ def _let_signals_kill() -> None:
 
 
 def _explain(error: BaseException) -> tuple[str, int]:
-    """What to tell of an error, in one line, and the exit code."""
+    """The message of an error, in one line, and the exit code."""
     from tfexport.errors import DeviceMemoryError, TfexportError, words_of
     from tfexport.system.imports import is_out_of_memory
 
@@ -108,7 +109,7 @@ def _explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, DeviceMemoryError):
         return text, 2
     if is_out_of_memory(error):
-        about = f": {text.rstrip('.')}" if text else ""  # Python's own says nothing
+        about = f": {text.rstrip('.')}" if text else ""  # Python's own error has no message
         return f"not enough memory{about}. Use a smaller --beam or --batch-size, or end other programs.", 2
     if isinstance(error, TfexportError):
         return text, 2

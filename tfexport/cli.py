@@ -1,4 +1,4 @@
-"""The command line: every command by its name. Each imports heavy modules when it runs."""
+"""The command line: all commands by name. A command imports heavy modules when it runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tfexport.commands.attend import attend
 from tfexport.commands.bench import bench
 from tfexport.commands.build import build
 from tfexport.commands.classify import classify
-from tfexport.commands.corpus import corpus
+from tfexport.commands.corpus import corpus, corpus_classify, corpus_score
 from tfexport.commands.decode import decode
 from tfexport.commands.demo import demo
 from tfexport.commands.export import export
@@ -36,7 +36,7 @@ app = typer.Typer(
 
 @app.callback()
 def options(debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False) -> None:
-    """Stands for its options; `main` reads --debug wherever it is given."""
+    """Declares the global options for the help. `main` reads --debug at any place of the command line."""
 
 
 for command in (
@@ -47,6 +47,8 @@ for command in (
     serve,
     decode,
     corpus,
+    corpus_score,
+    corpus_classify,
     score,
     attend,
     classify,

@@ -1,4 +1,4 @@
-"""`ModelConfig`: everything that the arithmetic of one model depends on, validated once and passed whole."""
+"""`ModelConfig`: the complete, validated description of a model's arithmetic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST = {
     **dict.fromkeys(("max_source_length", "max_target_length", "position_offset", "max_distance", "d_ff"), 2**20),
     **dict.fromkeys(("src_vocab_size", "tgt_vocab_size", "n_classes"), 2**26),
 }
-"""Many times the sizes of any model. A file may say anything, and products of its sizes are computed."""
+"""Upper bounds, many times the sizes of any model. A file may contain any number, and products of its sizes are computed."""
 
 Positions = Literal["sinusoidal", "learned", "stored", "relative"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
@@ -30,95 +30,95 @@ class ModelConfig:
     ReLU, sinusoidal positions, biases everywhere but in the output layer, embeddings times sqrt(d_model).
 
     Raises:
-        ConfigError: a field is out of range or two fields contradict each other; all problems are named together.
+        ConfigError: a field is out of range, or two fields contradict each other. The message lists all problems.
     """
 
     # Sizes.
     d_model: int
-    """Size of embeddings and of the layers' inputs and outputs."""
+    """Size of the embeddings and of the layers' inputs and outputs."""
     n_heads: int
-    """Attention heads of each layer."""
+    """Number of attention heads per layer."""
     d_ff: int
     """Size of the hidden states of the feed-forward."""
     d_head: int = 0
-    """Size of a head, where heads are not equal parts of d_model; 0 where they are."""
+    """Head size, if it is not d_model / n_heads; else 0."""
     n_encoder_layers: int
-    """Layers of the encoder."""
+    """Number of encoder layers."""
     n_decoder_layers: int
-    """Layers of the decoder; 0 for a classifier."""
+    """Number of decoder layers; 0 for a classifier."""
     src_vocab_size: int
-    """Rows of the source embedding."""
+    """Number of rows of the source embedding."""
     tgt_vocab_size: int
-    """Rows of the output projection."""
+    """Number of rows of the output projection."""
     n_classes: int = 0
-    """Above 0: an encoder classifier, with no decoder (`n_decoder_layers` and `tgt_vocab_size` are then 0)."""
+    """Number of classes of an encoder classifier, whose `n_decoder_layers` and `tgt_vocab_size` are 0; else 0."""
     max_source_length: int
-    """Most ids the encoder reads, bos and eos included."""
+    """Maximum number of ids that the encoder reads, including bos and eos."""
     max_target_length: int
-    """Most tokens the decoder reads, bos included, and so also the most that it generates."""
+    """Maximum number of tokens that the decoder reads, including bos. It generates at most as many."""
 
     # Special ids.
     unk_id: int
-    """Stands for words outside the vocabulary; -1 if the model has none."""
+    """Id of words outside the vocabulary; -1 if the model has none."""
     pad_id: int
-    """Fills up the sequences of a batch; attention masks it."""
+    """Id that pads the sequences of a batch; attention masks it."""
     bos_id: int
-    """The first id that the decoder reads."""
+    """First id that the decoder reads."""
     eos_id: int
-    """The token that ends an output."""
+    """Id that ends an output."""
     source_bos: bool = False
-    """The encoder's input starts with `bos_id`."""
+    """Whether the encoder's input starts with `bos_id`."""
     source_eos: bool = True
-    """The encoder's input ends with `eos_id`."""
+    """Whether the encoder's input ends with `eos_id`."""
     forced_first_id: int = -1
-    """The first token of every output, whatever the model says, such as a language; -1 for none."""
+    """First token of every output, regardless of the logits, such as a language; -1 for none."""
     suppressed_ids: tuple[int, ...] = ()
     """Target ids that are never generated."""
     suppressed_first_ids: tuple[int, ...] = ()
-    """Target ids, eos possibly among them, that no output begins with, after `forced_first_id` where there is one."""
+    """Target ids that no output starts with (after `forced_first_id`, if set). They may include eos."""
 
     # Arithmetic.
     activation: Activation = "relu"
-    """Between the two layers of the feed-forward. `gelu_tanh` is GELU approximated by tanh, `silu` (Swish) is
-    x * sigmoid(x)."""
+    """Activation between the two layers of the feed-forward. `gelu_tanh` is the tanh approximation of GELU, `silu` (Swish)
+    is x * sigmoid(x)."""
     norm_first: bool = False
     """Pre-norm, x + sublayer(norm(x)), instead of post-norm, norm(x + sublayer(x))."""
     final_norm: bool = False
-    """One more norm after the last layer of each stack."""
+    """Whether each stack has another norm after its last layer."""
     shared_norm: bool = False
-    """One LayerNorm serves all sublayers of a layer."""
+    """Whether all sublayers of a layer share one LayerNorm."""
     norm: Literal["layer", "rms"] = "layer"
-    """`rms` divides by the root mean square and has no bias (Zhang and Sennrich 2019)."""
+    """LayerNorm or RMSNorm. `rms` divides by the root mean square and has no bias (Zhang and Sennrich 2019)."""
     norm_eps: float = 1e-5
     """Added to the variance, or to the mean of squares, before the square root."""
     embedding_norm: bool = False
-    """A norm of the embeddings, positions added, before the first layer of each stack."""
+    """Whether each stack normalises its embeddings, after positions are added, before its first layer."""
     positions: Positions = "sinusoidal"
-    """`stored` is a frozen table that came with the checkpoint. `relative` adds nothing to the embeddings, but a number for
-    each head and distance to the scores of self-attention (Raffel et al. 2020, section 2.1)."""
+    """Kind of positions. `stored` is a frozen table from the checkpoint. `relative` leaves the embeddings unchanged and adds
+    a number per head and distance to the scores of self-attention (Raffel et al. 2020, section 2.1)."""
     max_distance: int = 0
-    """Of relative positions: tokens further apart are as if they were so far apart."""
+    """Largest distance of relative positions; larger distances count as this one."""
     position_offset: int = 0
-    """Token t is given row t + position_offset of the position table."""
+    """Token t uses row t + position_offset of the position table."""
     feed_forward: Literal["linear", "conv1d"] = "linear"
-    """`conv1d` has kernel 1: the same arithmetic, other weight shapes ([out, in, 1])."""
+    """Layers of the feed-forward. `conv1d` has kernel size 1: the same arithmetic, with weights [out, in, 1]."""
     gated: bool = False
-    """The activated hidden states of the feed-forward are multiplied by a second projection (Shazeer 2020)."""
+    """Whether a second projection multiplies the activated hidden states of the feed-forward (Shazeer 2020)."""
     attention_bias: bool = True
-    """The projections of attention have a bias."""
+    """Whether the projections of attention have a bias."""
     feed_forward_bias: bool = True
-    """The layers of the feed-forward have a bias."""
+    """Whether the layers of the feed-forward have a bias."""
     output_bias: bool = False
-    """The output projection has a bias."""
+    """Whether the output projection has a bias."""
     tie_source_target: bool = False
-    """Source and target share one embedding matrix."""
+    """Whether source and target share one embedding matrix."""
     tie_output: bool = False
-    """The output projection is the target embedding matrix."""
+    """Whether the output projection is the target embedding matrix."""
     embedding_scale: float = 1.0
-    """Embeddings are multiplied by it; the paper's is sqrt(d_model)."""
+    """Factor of the embeddings; sqrt(d_model) in the paper."""
 
     dropout: float = 0.0
-    """In training; exported graphs have none."""
+    """Dropout in training; exported graphs have none."""
 
     def __post_init__(self) -> None:
         problems = [*_type_problems(self)] or [*self._problems()]
@@ -197,12 +197,12 @@ class ModelConfig:
 
     @property
     def d_attention(self) -> int:
-        """All heads of a token side by side: as many numbers as d_model, but for models that have a `d_head`."""
+        """Size of all heads of a token together: d_model, except for models with a `d_head`."""
         return self.n_heads * self.head_dim
 
     @property
     def least_parameters(self) -> int:
-        """Numbers that a model of these sizes has at least: in the matrices and tables that a file must have."""
+        """Minimum number of parameters of a model of these sizes: the matrices and tables that a file must contain."""
         layers = self.n_encoder_layers + self.n_decoder_layers
         attentions = self.n_encoder_layers + 2 * self.n_decoder_layers
         own_embedding = not self.tie_source_target and not self.is_classifier
@@ -244,13 +244,13 @@ class ModelConfig:
             raise ConfigError(f"{where} does not describe a model ({'; '.join(parts)}). Correct these fields.")
         given = dict(fields)
         for name in ("suppressed_ids", "suppressed_first_ids"):
-            if isinstance(given.get(name), list):  # as JSON writes a tuple
+            if isinstance(given.get(name), list):  # JSON has lists instead of tuples
                 given[name] = tuple(given[name])
         return cls(**given)
 
 
 def _type_problems(config: ModelConfig) -> list[str]:
-    """JSON can hold a string where a number belongs; say so before arithmetic fails on it."""
+    """Fields of the wrong type. JSON may contain a string in place of a number; arithmetic would fail on it."""
     problems = []
     for name, kind in get_type_hints(ModelConfig).items():
         value = getattr(config, name)

@@ -1,9 +1,9 @@
-"""What describes graphs and their tensors: roles, precisions, dialects, names and axes. `graph_contract.py` has the graphs.
+"""The terms that describe graphs: roles, precisions, dialects, tensor names and axes. `graph_contract.py` has the graphs.
 
 Axes: `batch` source sentences, `src` source ids, `rows` = batch * beam hypotheses (row = b * beam + k), `cache` slots of
-the self-attention cache; `blocks` tensors of one cache that lie one after the other, `width` numbers of one row of one of
-them; `candidates` words of a shortlist, `banned` words that may not come; `heads`, `head_dim`, `d_attention` (all heads side
-by side), `d_model`, `best`, `vocab`, `layers`, `keys_values` (2 a decoder layer) and `classes` are fixed by the model.
+the self-attention cache; `blocks` consecutive tensors of one cache, `width` numbers in a row of such a tensor; `candidates`
+words of a shortlist, `banned` words that may not be generated. The model fixes `heads`, `head_dim`, `d_attention` (all heads
+side by side), `d_model`, `best`, `vocab`, `layers`, `keys_values` (2 per decoder layer) and `classes`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Precision = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 Dialect = Literal["onnx24", "onnx24-lengths", "ort", "ort-cuda"]
 
 FORMAT = 6
-"""The format of bundles and of the functions that their graphs call. Higher by one whenever a reader or a kernel of before
-could take a bundle for something else."""
+"""The format of bundles and of the functions that their graphs call. It rises by one when an older reader or kernel could
+misread a bundle."""
 
 WEIGHTS_FILE = "weights.safetensors"
 
@@ -42,12 +42,13 @@ PRECISIONS: dict[str, Precision] = {
 """The precisions by the short names of flags and files."""
 
 QUANTIZED: dict[Precision, str] = {
-    "int8": "8-bit weights, a scale a column; activations are rounded to 8 bits, a scale a row; embeddings, positions, "
-    "norms, attention, biases and softmax in float32",
-    "int4": "4-bit weights, a scale for 32 of a column; the rest as in int8, with a scale for 32 of a row",
+    "int8": "8-bit weights, one scale per column; activations are rounded to 8 bits, one scale per row; embeddings, "
+    "positions, norms, attention, biases and softmax in float32",
+    "int4": "4-bit weights, one scale per 32 weights of a column; the rest as in int8, with one scale per 32 numbers of a "
+    "row",
 }
-"""Precisions of the matrices alone: their activations, caches and logits are float32. Both round each row by itself, so that
-what is rounded does not depend on the neighbours of a sentence in a batch."""
+"""Precisions of the matrices alone; activations, caches and logits are float32. Both round each row of activations by
+itself, so that the rounding of a sentence does not depend on its neighbours in a batch."""
 
 FLOATS: dict[str, Precision] = {short: name for short, name in PRECISIONS.items() if name not in QUANTIZED}
 """The precisions that GPUs compute in, by their short names."""
@@ -65,20 +66,20 @@ ITEM_SIZES = {
 }
 
 ALIGNMENT = 256
-"""Bytes to which tensors are aligned on a device: what TensorRT asks of every address."""
+"""Alignment of tensors on a device, in bytes. TensorRT requires it of every address."""
 
 SHAPE_NODE = "shape/"
-"""How the names of nodes begin that compute nothing but shapes."""
+"""The name prefix of nodes that only compute shapes."""
 
 BEST = 17
-"""Best tokens of a row that a step tells: 2 * beam + 1 for beams up to 8, one more for an eos that may not come yet."""
+"""Number of best tokens that a step returns per row: 2 * beam for beams up to 8, and one for an eos that is still banned."""
 
 DType = Literal["int64", "int32", "bool", "float64", "float32", "float16", "bfloat16", "int8", "uint8", "float"]
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input or output. A `{i}` in the name stands for every decoder layer."""
+    """One input or output. `{i}` in the name stands for the number of each decoder layer."""
 
     name: str
     dtype: DType
@@ -86,7 +87,7 @@ class TensorSpec:
     axes: tuple[str, ...]
     about: str
     updates: str = ""
-    """Of an output: the input that it is after the step has written to it. Both may have the same buffer."""
+    """For an output that is an updated input: the name of that input. Both may have the same buffer."""
 
 
 @dataclass(frozen=True)
@@ -107,12 +108,12 @@ class GraphSpec:
 
     @property
     def step(self) -> Role:
-        """The role without the attention that it tells, the shortlist that it takes, or the scores that it leaves out."""
+        """The role of the plain step: with scores, without attention and without a shortlist."""
         return _PLAIN_STEPS.get(self.role, self.role)
 
     @property
     def caches(self) -> dict[str, str]:
-        """The inputs that the graph writes to, and the outputs that these are then: `past.0.key` to `present.0.key`."""
+        """The inputs that the graph updates, and the outputs with the result: `past.0.key` to `present.0.key`."""
         return {tensor.updates: tensor.name for tensor in self.outputs if tensor.updates}
 
     @property
@@ -124,10 +125,10 @@ ATTENTION_ROLES: dict[Role, Role] = {
     "decoder_step": "decoder_step_attention",
     "beam_step": "beam_step_attention",
 }
-"""Steps and the graphs that are such a step with one more output, so that who does not ask for it does not pay for it."""
+"""Steps and their variants that also return attention. Separate graphs spare other callers the cost."""
 
 SHORTLIST_ROLES: dict[Role, Role] = {"decoder_step": "shortlist_decoder_step", "beam_step": "shortlist_beam_step"}
-"""Steps and the graphs that are such a step for a shortlist; see `shortlist_contract.py`."""
+"""Steps and their variants for a shortlist; see `shortlist_contract.py`."""
 
 _PLAIN_STEPS: dict[Role, Role] = {
     "greedy_step": "decoder_step",
@@ -136,18 +137,18 @@ _PLAIN_STEPS: dict[Role, Role] = {
 
 
 def groups_queries(config: ModelConfig) -> bool:
-    """Whether ONNX Runtime's GroupQueryAttention takes these heads; if not, greedy search is a beam of one.
+    """Whether ONNX Runtime's GroupQueryAttention supports these heads. If not, greedy search is a beam of one.
 
-    So it is with relative positions too: what they add differs from row to row, and the operator takes that for one row.
+    It does not support relative positions: their bias differs between rows, and the operator accepts it for one row only.
     """
     return config.head_dim % 8 == 0 and config.positions != "relative"
 
 
 def precisions_of(given: str, called: str = "") -> tuple[Precision, ...]:
-    """`fp32,fp16` to the precisions, each once.
+    """The precisions of a list such as `fp32,fp16`, each once.
 
     Args:
-        called: the argument or flag that has them, for errors.
+        called: the argument or flag with the list, for errors.
 
     Raises:
         TfexportError: there is no such precision.
@@ -161,22 +162,22 @@ def precisions_of(given: str, called: str = "") -> tuple[Precision, ...]:
 
 
 def short_name(precision: Precision) -> str:
-    """`float16` to `fp16`."""
+    """The short name of a precision: `float16` to `fp16`."""
     return next(short for short, name in PRECISIONS.items() if name == precision)
 
 
 def aligned_length(d_attention: int, precision: Precision) -> int:
-    """What the length of a tensor [rows, heads, length, head_dim] must be a multiple of so that it ends aligned."""
+    """The number that `length` must be a multiple of, so that a tensor [rows, heads, length, head_dim] ends aligned."""
     return ALIGNMENT // math.gcd(ALIGNMENT, d_attention * ITEM_SIZES[precision])
 
 
 def weights_file(precision: Precision) -> str:
-    """The weights that graphs of a precision point into."""
+    """The weights file that the graphs of a precision refer to."""
     return WEIGHTS_FILE if precision == "float32" else f"weights.{short_name(precision)}.safetensors"
 
 
 def expand(graph: GraphSpec, n_layers: int) -> GraphSpec:
-    """`graph` with its `{i}` tensors written out, layer by layer."""
+    """`graph` with its `{i}` tensors expanded for each layer."""
     return replace(
         graph, inputs=tuple(_expand(graph.inputs, n_layers)), outputs=tuple(_expand(graph.outputs, n_layers))
     )
@@ -189,7 +190,7 @@ def _expand(tensors: tuple[TensorSpec, ...], n_layers: int) -> Iterable[TensorSp
             yield tensors[index]
             index += 1
             continue
-        # A key and its value stand together: cross.0.key, cross.0.value, cross.1.key, ...
+        # A key is followed by its value: cross.0.key, cross.0.value, cross.1.key, ...
         for layer in range(n_layers):
             for tensor in tensors[index : index + 2]:
                 name, updates = (text.replace("{i}", str(layer)) for text in (tensor.name, tensor.updates))
@@ -203,7 +204,7 @@ def cache_names(config: ModelConfig, tensor: Literal["past", "present", "cross"]
 
 
 def shape(tensor: TensorSpec, config: ModelConfig) -> list[str | int]:
-    """The axes of `tensor` with the numbers that this model fixes."""
+    """The axes of `tensor`, with numbers for those that the model fixes."""
     fixed = {
         "heads": config.n_heads,
         "head_dim": config.head_dim,

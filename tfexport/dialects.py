@@ -1,4 +1,4 @@
-"""The dialects of the graphs, and what they ask of a runtime and of a model."""
+"""The dialects of the graphs, and their requirements on a runtime and on a model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tfexport.contract import PRECISIONS, Dialect, GraphSpec, Precision, groups_
 
 DIALECTS: dict[Dialect, str] = {
     "onnx24": "standard operators of opset 24; attention reads the cache under a boolean mask",
-    "onnx24-lengths": "the same, with attention told the number of valid keys: the form that flash kernels take",
+    "onnx24-lengths": "the same, but attention reads the number of valid keys: the form that flash kernels need",
     "ort": "ONNX Runtime's own operators, shaped for its CPU provider, some in functions that have kernels; beams share a "
     "cache that never moves",
     "ort-cuda": "ONNX Runtime's own operators, shaped for its CUDA provider: few launches a step; beams share a cache that "
@@ -21,13 +21,12 @@ RUNTIME_DIALECTS: dict[str, tuple[Dialect, ...]] = {
     "ort-cuda": ("ort-cuda", "onnx24-lengths"),
     "tensorrt": ("onnx24",),
 }
-"""The dialects that each runtime takes, the one that it is fastest with first. ONNX Runtime's CUDA provider prefers flash
-attention in half precision, which takes lengths and no mask; TensorRT ignores such lengths without a word. Bundles of before
-have no `ort-cuda`."""
+"""The dialects that each runtime supports, fastest first. ONNX Runtime's CUDA provider prefers flash attention in half
+precision, which needs lengths and no mask. TensorRT silently ignores such lengths. Older bundles have no `ort-cuda`."""
 
 
 def runtime_dialects(graphs: Iterable[GraphSpec]) -> dict[str, dict[str, Dialect]]:
-    """The dialect that each runtime uses of `graphs`, by their precision."""
+    """The dialect of `graphs` that each runtime uses, by precision."""
     there = {(graph.dialect, graph.precision) for graph in graphs}
     return {
         runtime: {
@@ -40,22 +39,22 @@ def runtime_dialects(graphs: Iterable[GraphSpec]) -> dict[str, dict[str, Dialect
 
 
 LARGEST_KERNEL_HEAD = 128
-"""Numbers of a head that the attention kernels take at most."""
+"""Maximum head size of the attention kernels."""
 
 
 def calls_attention_functions(config: ModelConfig) -> bool:
-    """Whether the graphs of the dialect `ort` call functions for attention, for which there are kernels.
+    """Whether the graphs of the dialect `ort` call the attention functions that have kernels.
 
-    They do with heads of the sizes that the kernels take (`has_kernel` in kernels/attention.h), and without relative
+    They do if the kernels support the head size (`has_kernel` in kernels/attention.h) and the model has no relative
     positions, because these functions add no bias to the scores.
     """
     return config.head_dim % 16 == 0 and config.head_dim <= LARGEST_KERNEL_HEAD and config.positions != "relative"
 
 
 LARGEST_GROUP_HEAD = 256
-"""Numbers of a head that GroupQueryAttention takes at most on CUDA."""
+"""Maximum head size of GroupQueryAttention on CUDA."""
 
 
 def groups_queries_on_cuda(config: ModelConfig, precision: Precision) -> bool:
-    """Whether ONNX Runtime's CUDA provider has GroupQueryAttention for these heads; it has none in float32."""
+    """Whether ONNX Runtime's CUDA provider supports GroupQueryAttention for these heads; in float32 it does not."""
     return precision != "float32" and groups_queries(config) and config.head_dim <= LARGEST_GROUP_HEAD

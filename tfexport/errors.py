@@ -1,10 +1,10 @@
-"""The errors a person can meet. Every message is one line and ends with what to do next."""
+"""The errors that tfexport raises. Every message is one line and ends with what to do next."""
 
 from __future__ import annotations
 
 
 class TfexportError(Exception):
-    """Base of every error that tfexport raises on purpose; the CLI prints it as one line and exits with 2."""
+    """Base of all errors that tfexport raises on purpose. The CLI prints the message as one line and exits with 2."""
 
 
 class ConfigError(TfexportError):
@@ -20,7 +20,7 @@ class BundleError(TfexportError):
 
 
 class EngineError(TfexportError):
-    """A TensorRT engine that cannot be built, or that was built for something else than what it meets."""
+    """A TensorRT engine that cannot be built, or that does not fit the GPU, library or sizes at hand."""
 
 
 class TokenizerError(TfexportError):
@@ -36,14 +36,14 @@ class RuntimeUnavailable(TfexportError):
 
 
 class QueueFullError(TfexportError):
-    """A queue of requests that takes no more."""
+    """A queue of requests that is full."""
 
     def __init__(self, message: str, retry_after: float, *, bulk: bool = False):
         super().__init__(message, retry_after)
         self.retry_after = retry_after
-        """Seconds after which there is probably room."""
+        """Seconds after which the queue probably has room."""
         self.bulk = bulk
-        """Others that are not bulk may still be taken."""
+        """Whether only bulk requests are refused; others may still be accepted."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -58,12 +58,12 @@ class UnavailableError(TfexportError):
 
 
 class ReplacedBundleError(BundleError, UnavailableError):
-    """A bundle whose files are gone or others since it was loaded."""
+    """A bundle whose files were removed or replaced after it was loaded."""
 
 
 def words_of(error: BaseException) -> str:
-    """What an error says, in one line. Nothing where it cannot be written: libraries quote what a file holds, and that
-    may be nested too deeply to be printed."""
+    """The message of an error, in one line. Empty if the message cannot be printed: libraries quote the content of a file,
+    which may be nested too deeply."""
     try:
         return " ".join(str(error).split())
     except Exception:

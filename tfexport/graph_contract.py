@@ -1,6 +1,6 @@
-"""The one table of every tensor of every graph. Export, manifest, runtimes, parity and docs/reference/contract.md read it.
+"""The single table of all tensors of all graphs. Export, manifest, runtimes, parity and docs/reference/contract.md use it.
 
-The axes are those of `contract.py`; `shortlist_contract.py` has the graphs for shortlists.
+`contract.py` defines the axes; `shortlist_contract.py` has the graphs for shortlists.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def _pair(name: str, axes: tuple[str, ...], about: str, updates: str = "") -> tu
 
 
 _CACHE = ("rows", "heads", "cache", "head_dim")
-_SRC_IDS = TensorSpec("src_ids", "int64", ("batch", "src"), "source ids; anything may follow the first `src_len`")
-_SRC_LEN = TensorSpec("src_len", "int64", ("batch",), "source ids that count, at least 1")
+_SRC_IDS = TensorSpec("src_ids", "int64", ("batch", "src"), "source ids; any ids may follow the first `src_len`")
+_SRC_LEN = TensorSpec("src_len", "int64", ("batch",), "number of valid source ids, at least 1")
 _CROSS = _pair("cross.{i}", ("batch", "heads", "src", "head_dim"), "cross-attention")
 
 ENCODER = GraphSpec("encoder", (_SRC_IDS, _SRC_LEN), _CROSS)
@@ -60,20 +60,20 @@ SELECT_ROWS = GraphSpec(
         TensorSpec("tensors", "float", ("blocks", "from", "width"), "all keys and values of a cache, in one buffer"),
         TensorSpec("index", "int64", ("rows",), "the row that each new row continues"),
     ),
-    (TensorSpec("selected", "float", ("blocks", "rows", "width"), "the rows so chosen, in another buffer"),),
+    (TensorSpec("selected", "float", ("blocks", "rows", "width"), "the chosen rows, in another buffer"),),
 )
-# One step of a search, for runtimes that choose tokens where they compute them. No graph depends on the model but for the
-# size of its vocabulary.
+# One step of a search, for runtimes that choose tokens on the device. The graphs depend on the size of the vocabulary and
+# on nothing else of the model.
 _BEST_OF_ROWS = (
     TensorSpec("best.log_probs", "float32", ("rows", "found"), "log-probabilities of the best tokens, best first"),
     TensorSpec("best.ids", "int64", ("rows", "found"), "these tokens"),
 )
-_BIAS = TensorSpec("bias", "float32", ("vocab",), "added to log-probabilities: -inf for what may not come, else 0")
+_BIAS = TensorSpec("bias", "float32", ("vocab",), "added to log-probabilities: -inf for banned tokens, else 0")
 BEST_TOKENS = GraphSpec(
     "best_tokens",
     (
         TensorSpec("logits", "float32", ("rows", "vocab"), "of a step"),
-        TensorSpec("places", "float32", ("found",), "as many numbers as best tokens are to be told"),
+        TensorSpec("places", "float32", ("found",), "its length is the number of best tokens to return"),
     ),
     _BEST_OF_ROWS,
 )
@@ -116,7 +116,7 @@ BEAM_SEARCH = GraphSpec(
 SEARCH_GRAPHS = (GREEDY_SEARCH, BEAM_SEARCH, BEST_TOKENS)
 
 WITHOUT_MODULES: tuple[Role, ...] = ("select_rows", *(graph.role for graph in SEARCH_GRAPHS))
-"""Graphs in which no module of the model computes anything."""
+"""Graphs without a computation of a module of the model."""
 
 ENCODER_CLASSIFIER = GraphSpec(
     "encoder_classifier",
@@ -124,11 +124,11 @@ ENCODER_CLASSIFIER = GraphSpec(
     (TensorSpec("logits", "float32", ("batch", "classes"), "of the classes"),),
 )
 
-# The graphs of the dialect `ort`. A beam's hypotheses share one cache: each step appends their new slots, and a mask says
-# which slots are a hypothesis' own past. So a beam reorder moves a mask, never keys and values.
+# The graphs of the dialect `ort`. A beam's hypotheses share one cache: each step appends their new slots, and a mask marks
+# the past of each hypothesis. A beam reorder moves the mask, never keys and values.
 _INT32_LEN = replace(_SRC_LEN, dtype="int32")
-_COUNT = TensorSpec("count", "int64", ("one",), "how many best tokens to tell")
-_BANNED = TensorSpec("banned", "int64", ("banned",), "ids that may not come, each once")
+_COUNT = TensorSpec("count", "int64", ("one",), "number of best tokens to return")
+_BANNED = TensorSpec("banned", "int64", ("banned",), "banned ids, each once")
 _FOUND = (
     DECODER_STEP.outputs[0],
     *(replace(found, axes=("rows", "count")) for found in DECODER_STEP.outputs[1:3]),
@@ -171,21 +171,21 @@ ORT_GREEDY_STEP = GraphSpec(
     "greedy_step",
     tuple(_BANNED if tensor == _COUNT else tensor for tensor in ORT_DECODER_STEP.inputs),
     (
-        TensorSpec("best.logits", "float32", ("rows", "one"), "the largest logit of what may come"),
+        TensorSpec("best.logits", "float32", ("rows", "one"), "the largest logit of the tokens that are not banned"),
         TensorSpec("best.ids", "int64", ("rows", "one"), "its token"),
         *ORT_DECODER_STEP.outputs[3:],
     ),
     dialect="ort",
 )
-"""`decoder_step` without scores: it tells which token is best and takes much less time; see `graphs/screening.py`."""
+"""`decoder_step` without scores. It returns the best token in much less time; see `graphs/screening.py`."""
 ORT_BEAM_STEP = GraphSpec(
     "beam_step",
     (
         TensorSpec("tokens", "int64", ("batch", "beam"), "the last token of each hypothesis, at first bos"),
         TensorSpec("position", "int32", ("batch", "beam"), "its position"),
-        TensorSpec("slot", "int64", ("batch",), "where the new slots of a sentence begin: it gets one a hypothesis"),
+        TensorSpec("slot", "int64", ("batch",), "the first new slot of a sentence: it gets one per hypothesis"),
         TensorSpec(
-            "mask", "bool", ("batch", "one", "beam", "cache"), "the slots that are a hypothesis' past, its new one too"
+            "mask", "bool", ("batch", "one", "beam", "cache"), "the slots of a hypothesis' past and its new slot"
         ),
         _COUNT,
         _INT32_LEN,
@@ -201,8 +201,8 @@ ORT_BEAM_STEP = GraphSpec(
     dialect="ort",
 )
 
-# The graphs of the dialect `ort-cuda`. Heads lie side by side, as projections leave them: nothing is transposed. Only
-# GroupQueryAttention has them one after the other, in the caches of `decoder_step`.
+# The graphs of the dialect `ort-cuda`. Heads are side by side, as the projections return them, so nothing is transposed.
+# Only the caches of `decoder_step` have one head after the other, for GroupQueryAttention.
 _FLAT_CROSS = _pair("cross.{i}", ("batch", "src", "d_attention"), "cross-attention, heads side by side:")
 _FLAT_SLOTS = ("batch", "cache", "d_attention")
 
@@ -218,7 +218,7 @@ CUDA_DECODER_STEP = GraphSpec(
     DECODER_STEP.outputs,
     dialect="ort-cuda",
 )
-"""One row a sentence: greedy search, and sampling of one output."""
+"""One row per sentence: greedy search, and sampling of one output."""
 CUDA_BEAM_STEP = GraphSpec(
     "beam_step",
     (
@@ -252,7 +252,7 @@ ATTENTION_DIALECTS: tuple[Dialect, ...] = ("ort", "onnx24")
 def attention_graphs_of(
     config: ModelConfig, precision: Precision = "float32", dialect: Dialect = "onnx24"
 ) -> tuple[GraphSpec, ...]:
-    """The steps of `graphs_of` that tell their cross-attention too; none in other dialects than `ATTENTION_DIALECTS`."""
+    """The steps of `graphs_of` that also return their cross-attention; empty for dialects outside `ATTENTION_DIALECTS`."""
     if dialect not in ATTENTION_DIALECTS:
         return ()
     return tuple(
@@ -265,10 +265,10 @@ def attention_graphs_of(
 def graphs_of(
     config: ModelConfig, precision: Precision = "float32", dialect: Dialect = "onnx24"
 ) -> tuple[GraphSpec, ...]:
-    """The graphs that a model of this config is exported to, with a tensor for every layer.
+    """The graphs of an exported model with this config, with the tensors of all layers.
 
     `select_rows` and the graphs of a search have no attention, so they are the same in both standard dialects. The dialect
-    `ort` is for decoding on a CPU: in float32 and quantized. `ort-cuda` is for decoding on a GPU. Classifiers have neither.
+    `ort` is for decoding on a CPU, in float32 and quantized; `ort-cuda` is for decoding on a GPU. Classifiers have neither.
     """
     if dialect == "ort":
         wanted = not config.is_classifier and (precision == "float32" or precision in QUANTIZED)

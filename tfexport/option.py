@@ -1,8 +1,8 @@
 """Options, each declared once: type, default, bounds, help text and scope.
 
-A group of options is a frozen dataclass, an `Options`, whose fields are made by `option`. From this one declaration follow
-the flags of the command line (`commands/signature.py`), the checks of keyword arguments in Python (`checked`) and the tables
-of the docs (`rows`).
+A group of options is a frozen dataclass derived from `Options`, with fields made by `option`. This declaration defines the
+flags of the command line (`commands/signature.py`), the checks of keyword arguments in Python (`checked`) and the tables of
+the docs (`rows`).
 
     @dataclass(frozen=True, kw_only=True)
     class Sampling(Options):
@@ -30,40 +30,41 @@ _KEY = "tfexport.option"
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """What is said of an option beside its name, type and default."""
+    """The properties of an option, other than its name, type and default."""
 
     help: str
-    """One sentence for the command line and the docs."""
+    """Help text for the command line and the docs, one sentence."""
     flag: str | None = None
-    """On the command line, as in `--no-repeat-ngram`; by default from the name; empty for an option of Python alone."""
+    """Flag of the command line, such as `--no-repeat-ngram`; by default made from the name; empty for Python only."""
     metavar: str | None = None
-    """What the command line calls its value."""
+    """Name of the value in the help of the command line."""
     minimum: float | None = None
     maximum: float | None = None
     above: float | None = None
-    """A lower bound that is itself out of range."""
+    """Exclusive lower bound."""
     finite: bool = True
     """Whether infinity is out of range."""
     tokens: bool = False
-    """Ids of target tokens, which are also given as text: tokens of the target vocabulary, separated by spaces."""
+    """Whether the value is ids of target tokens. They may also be text: tokens of the target vocabulary, with spaces between
+    them."""
     repeated: bool = False
-    """Its flag may be given several times; in Python one value stands for a list of one."""
+    """Whether the flag may be repeated. In Python one value stands for a list of one."""
     parse: Callable[[str, str], Any] | None = None
-    """Turns text into the value, where text is not the value itself, as in `1,4` for two numbers. Of an option that is given
-    several times: into one of its values. Gets what errors call the option, its name or its flag, and the text."""
+    """Function that parses text into the value, such as `1,4` into two numbers; for a repeated option, into one of its
+    values. Its arguments are the name or flag of the option, for errors, and the text."""
     also: tuple[str, ...] = ()
-    """What other libraries call it, for the hint at a wrong name."""
+    """Names of the option in other libraries, for the hint at a wrong name."""
     gives: tuple[str, ...] = ()
-    """The fields of `ModelConfig`, or names of layers, that it sets."""
+    """Fields of `ModelConfig`, or names of layers, that the option sets."""
     usage: str | None = None
-    """The flag with a value, as errors write it."""
+    """The flag with a value, for error messages."""
     default_text: str | None = None
-    """What help says of the default, where it depends on something."""
+    """Description of the default in the help, if the default depends on other values."""
     panel: str | None = None
-    """The heading of the command's help under which it stands."""
+    """Heading of the option in the command's help."""
 
     def problem(self, name: str, value: Any) -> str | None:
-        """What is wrong with a value of the right type, in words; None where it is within bounds."""
+        """The problem with a value of the right type, in words; None if it is within bounds."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None
         low, above, high = self.minimum, self.above, self.maximum
@@ -79,28 +80,29 @@ class Option:
 
 @dataclass(frozen=True)
 class Declared:
-    """An option of a group."""
+    """An option with its name, type and default."""
 
     name: str
-    """As Python has it."""
+    """Name of the field."""
     hint: Any
-    """Its type."""
+    """Type annotation of the field."""
     default: Any
     about: Option
 
     @property
     def flag(self) -> str:
-        """The flag of the command line, also where there is none."""
+        """The flag of the command line; for an option of Python alone, the flag that its name would give."""
         return self.about.flag or f"--{self.name.replace('_', '-')}"
 
 
 def option(default: Any, **about: Any) -> Any:
-    """A field of a group of options; see `Option` for what `about` may hold."""
+    """A field of a group of options. `about` holds fields of `Option`."""
     return field(default=default, metadata={_KEY: Option(**about)})
 
 
 MOST_AT_ONCE = 2**16
-"""Sentences of a batch, or hypotheses of a sentence: a larger number is a slip, and arrays cannot have any size."""
+"""Maximum number of sentences in a batch, or of hypotheses of a sentence. Larger numbers are mistakes, and array sizes are
+limited."""
 
 _known: dict[type, Mapping[str, Declared]] = {}
 
@@ -122,7 +124,7 @@ def _read(group: type) -> Mapping[str, Declared]:
 
 
 def with_keywords(*groups: type) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """Show the options of groups, which a function takes as `**options`, in its signature: for `help` and completion."""
+    """Show the options of groups in the signature of a function with `**options`, for `help` and completion."""
 
     def show(function: Callable[..., Result]) -> Callable[..., Result]:
         signature = inspect.signature(function)
@@ -139,7 +141,7 @@ def with_keywords(*groups: type) -> Callable[[Callable[..., Result]], Callable[.
 
 
 def out_of_bounds(options: Any) -> list[str]:
-    """What is out of bounds in an instance of a group, in words."""
+    """The options of a group that are out of bounds, in words."""
     problems = (found.about.problem(name, getattr(options, name)) for name, found in declared(type(options)).items())
     return [problem for problem in problems if problem is not None]
 
@@ -164,16 +166,16 @@ class Options:
 def checked(
     group: type, given: Mapping[str, Any], *, others: Sequence[str] = (), as_flags: bool = False
 ) -> dict[str, Any]:
-    """Values that someone gives by name, in the types of their options.
+    """Check keyword values and convert them to the types of their options.
 
-    Whole numbers stand for floating-point numbers, strings for paths, lists for tuples, and strings for `tokens`.
+    Whole numbers become floating-point numbers, strings become paths, and lists become tuples. `tokens` may be strings.
 
     Args:
-        others: names that the caller takes beside them, for the hint at a misspelt one.
-        as_flags: values come from the command line, where an option is known by its flag.
+        others: other names that the caller accepts, for the hint at a misspelt name.
+        as_flags: values come from the command line, so errors name the flag of an option.
 
     Raises:
-        TfexportError: there is no such option, or its value has another type.
+        TfexportError: an option does not exist, or its value has the wrong type.
     """
     known = declared(group)
     for name in given:
@@ -189,7 +191,7 @@ def checked(
 
 def _converted(found: Declared, value: Any, *, as_flags: bool) -> Any:
     if value is None:
-        return value  # it stands for the default, as if it were not given
+        return value  # the same as an option that is not given
     called, parse = found.flag if as_flags else found.name, found.about.parse
     if found.about.repeated and isinstance(value, str):
         value = [value]
@@ -204,22 +206,22 @@ def _converted(found: Declared, value: Any, *, as_flags: bool) -> Any:
             return converted
     is_list = isinstance(value, Sequence) and value and all(isinstance(one, str) for one in value)
     if parse is not None and is_list and not found.about.repeated:
-        return parse(called, ",".join(value))  # a list of what the text has with commas
+        return parse(called, ",".join(value))  # a list of the items that the text separates by commas
     raise TfexportError(f"{called} is {value!r}. Give {_said(found)}.")
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
-    """The types of a union, without None; of another type itself."""
+    """The types of a union, without None; the type itself if it is no union."""
     if get_origin(hint) in (types.UnionType, typing.Union):
         return tuple(part for part in get_args(hint) if part is not type(None))
     return (hint,)
 
 
 def _as(hint: Any, value: Any, *, tokens: bool = False) -> Any:
-    """`value` in the type `hint`; None where it is no such value.
+    """`value` converted to the type `hint`; None if that is impossible.
 
     Args:
-        tokens: text may stand for ids, and stays text.
+        tokens: the value may be text in place of ids; text stays text.
     """
     if get_origin(hint) is Literal:
         if isinstance(value, bool) and str(value).lower() in get_args(hint):
@@ -239,7 +241,7 @@ def _as(hint: Any, value: Any, *, tokens: bool = False) -> Any:
 
 
 def _as_tuple(parts: tuple[Any, ...], value: Any, *, tokens: bool) -> Any:
-    """`value` as a tuple of these types, as `_as` gives it; one value alone stands for a tuple of it."""
+    """`value` converted to a tuple of these types by `_as`. A single value becomes a tuple of one."""
     is_list = parts[1:] == (Ellipsis,)
     if isinstance(value, str) and tokens and is_list:
         return value if parts[0] is int else _as_tuple(parts, [value], tokens=tokens)
@@ -255,7 +257,7 @@ def _as_tuple(parts: tuple[Any, ...], value: Any, *, tokens: bool) -> Any:
 
 
 def _said(found: Declared) -> str:
-    """The values that an option takes, in words."""
+    """The values that an option accepts, in words."""
     words = {bool: "True or False", int: "a whole number", float: "a number", str: "a string", Path: "a path"}
     said = []
     for hint in _alternatives(found.hint):
@@ -274,7 +276,7 @@ _PAIRS = "a list of pairs"
 
 
 def _said_of_list(hint: Any) -> str:
-    """The values of a tuple, in words."""
+    """The values that a tuple option accepts, in words."""
     parts = get_args(hint)
     inner = parts[0]
     if get_origin(inner) is tuple:
@@ -285,13 +287,13 @@ def _said_of_list(hint: Any) -> str:
 
 
 def numbers(called: str, given: str) -> tuple[int, ...]:
-    """`1,8` to numbers above 0.
+    """Parse text such as `1,8` into numbers above 0.
 
     Args:
-        called: the argument or flag that has them, for errors.
+        called: the argument or flag with the text, for errors.
 
     Raises:
-        TfexportError: it is something else.
+        TfexportError: the text is no such list.
     """
     words = [word.strip() for word in given.split(",")]
     if not all(word.isascii() and word.isdecimal() and len(word) < 10 and int(word) > 0 for word in words):

@@ -1,6 +1,6 @@
-"""The tensors of the graphs for shortlists, as `graph_contract.py` has those of all others.
+"""The tensors of the graphs for shortlists; `graph_contract.py` has those of all other graphs.
 
-One graph gathers the output projection of a batch's candidates; step graphs take that in the place of their own weights.
+One graph gathers the output projection of a batch's candidates. The step graphs use it instead of their own weights.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from tfexport.contract import SHORTLIST_ROLES, GraphSpec, Precision, TensorSpec
 from tfexport.graph_contract import graphs_of
 
 LISTED = "listed."
-"""How the names begin of inputs that stand for weights of the output projection."""
+"""The prefix of the inputs that replace weights of the output projection."""
 
 SHORTLIST_PRECISIONS: tuple[Precision, ...] = ("float32", "int8")
-"""Those with graphs for shortlists: the operator of int4 has the size of its matrix written into the graph."""
+"""Precisions with graphs for shortlists. The int4 operator fixes the size of its matrix in the graph."""
 
 _LISTED_BIAS = TensorSpec(f"{LISTED}output_bias", "float32", ("candidates",), "their biases")
 _LISTED_WEIGHTS: dict[Precision, tuple[TensorSpec, ...]] = {
@@ -27,15 +27,15 @@ _LISTED_WEIGHTS: dict[Precision, tuple[TensorSpec, ...]] = {
 }
 _CANDIDATES = TensorSpec("candidates", "int64", ("candidates",), "target ids that may come in outputs of the batch")
 _LEFT_OUT = TensorSpec(
-    "left_out", "float32", ("rows", "candidates"), "added to logits: -inf where a row's own sentence has not the word"
+    "left_out", "float32", ("rows", "candidates"), "added to logits: -inf if the row's sentence does not list the word"
 )
 
 
 def shortlist_graphs_of(config: ModelConfig, precision: Precision = "float32") -> tuple[GraphSpec, ...]:
-    """The graphs for shortlists, in the dialect `ort`: none in other precisions than `SHORTLIST_PRECISIONS`.
+    """The graphs for shortlists, in the dialect `ort`; empty for precisions outside `SHORTLIST_PRECISIONS`.
 
-    The steps are those of `graphs_of` with candidates in the place of the vocabulary: logits [rows, candidates], and
-    `best.ids` are places among them.
+    The steps are those of `graphs_of` with the candidates instead of the vocabulary: logits are [rows, candidates], and
+    `best.ids` are indices of candidates.
     """
     if precision not in SHORTLIST_PRECISIONS:
         return ()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Row = Mapping[str, Any]
+
+LONG_TEXT = 1000
+"""Lines."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +23,14 @@ class Measure:
     """More of it is a failure."""
     ahead: float | None = None
     """The same where the device makes several steps by itself; `most` where None."""
+    cases: Mapping[tuple[str, str, int], float] = field(default_factory=dict)
+    """The same for some cases: model, precision, beam."""
 
     def limit(self, row: Row) -> float | None:
         """More of it in this row is a failure."""
+        case = row["model"], row["precision"], row["beam"]
+        if row.get("ahead") and case in self.cases:
+            return self.cases[case]
         return self.ahead if self.ahead is not None and row.get("ahead") else self.most
 
 
@@ -35,12 +43,24 @@ def _in_text(kind: str) -> Callable[[Row], float | None]:
     return lambda row: row["text"]["total"][kind] if "text" in row else None
 
 
+def _waits_in_text(row: Row) -> float | None:
+    """Of text, where batches also begin and become smaller. In a short one the waits of the first runs count most."""
+    text = row.get("text", {"lines": 0})
+    return None if text["lines"] < LONG_TEXT else float(text["total"]["waits"] / text["steps"])
+
+
 def _violations(row: Row) -> float:
     return float(row["all"]["violations"])
 
 
 MEASURES = (
-    Measure("nodes a step", _a_step("kernels", "on_device", "fills"), most=240),
+    Measure(
+        "nodes a step",
+        _a_step("kernels", "on_device", "fills"),
+        most=240,
+        ahead=160,
+        cases={("base", precision, 1): 120 for precision in ("fp16", "bf16")},
+    ),
     Measure("launches a step", _a_step("launches"), most=4, ahead=1 / 5),
     Measure("copies to the GPU a step", _a_step("to_device"), most=1, ahead=1 / 5),
     Measure("copies to the host a step", _a_step("to_host"), most=1, ahead=1 / 8),
@@ -48,6 +68,7 @@ MEASURES = (
     Measure("allocations, second batch", lambda row: row["second"]["total"]["allocations"], most=0),
     Measure("recordings, second batch", lambda row: row["second"]["total"]["recordings"], most=0),
     Measure("recordings, new threads", lambda row: row["threads"]["recordings"], most=0),
+    Measure("waits a step, text", _waits_in_text, ahead=1 / 4),
     Measure("recordings, text", _in_text("recordings"), most=12),
     Measure("cuDNN plans", lambda row: row["all"]["plans"], most=0),
     Measure("violations", _violations, most=0),

@@ -12,24 +12,28 @@ from benchmarks.cuda_dry.stand_in import Counts
 from tfexport import contract, graph_contract
 from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
-from tfexport.contract import Dialect, GraphSpec, Role
+from tfexport.contract import BEST, Dialect, GraphSpec, Role
 from tfexport.runtimes.cuda_provider import WITHOUT_XQA
 from tfexport.runtimes.device import Device, DeviceTensor
 from tfexport.runtimes.ort import OrtExecutable
 
 SLOTS, SOURCE, BEAM = 64, 64, 4
-DIALECTS: tuple[Dialect, ...] = ("onnx24-lengths", "ort-cuda")
-STEPS: tuple[Role, ...] = ("decoder_step", "beam_step")
+GRAPHS: Mapping[Dialect, tuple[Role, ...]] = {
+    "onnx24-lengths": ("decoder_step",),
+    "ort-cuda": ("decoder_step", "beam_step"),
+    "onnx24": ("greedy_search", "beam_search"),
+}
+"""The graphs of a step that `ort-cuda` runs, by dialect: those that choose tokens are the same for all."""
 
 
 def step_rows(bundle: Bundle, model: str, device: Device, batches: Sequence[int]) -> list[Any]:
-    """Counts of one run of every step graph of the dialects of `ort-cuda`, for some numbers of sentences."""
+    """Counts of one run of every graph of a step of `ort-cuda`, for some numbers of sentences."""
     os.environ.setdefault(*WITHOUT_XQA)
     rows = []
     for short, precision in contract.FLOATS.items():
-        for dialect in DIALECTS:
+        for dialect, roles in GRAPHS.items():
             for spec in graph_contract.graphs_of(bundle.config, precision, dialect):
-                if spec.role not in STEPS or not bundle.has_graph(spec.role, precision, dialect):
+                if spec.role not in roles or not bundle.has_graph(spec.role, precision, dialect):
                     continue
                 executable = OrtExecutable(bundle.graph(spec.role, precision, dialect), device, 1, record=False)
                 for batch in batches:
@@ -59,8 +63,9 @@ def _counted(
 
 def _tensors(spec: GraphSpec, config: ModelConfig, batch: int) -> Iterator[tuple[str, tuple[int, ...], str]]:
     # The standard step has a beam in its rows, and the one of `ort-cuda` has a sentence in each.
-    beam = BEAM if spec.role == "beam_step" else 1
+    beam = BEAM if spec.role in ("beam_step", "beam_search") else 1
     sizes = {"batch": batch, "rows": batch * beam, "beam": beam, "src": SOURCE, "cache": SLOTS * beam}
+    sizes |= {"found": BEST, "candidates": 2 * beam}
     for tensor in (*spec.inputs, *spec.outputs):
         shape = (sizes[axis] if isinstance(axis, str) else axis for axis in contract.shape(tensor, config))
         yield tensor.name, tuple(shape), tensor.dtype

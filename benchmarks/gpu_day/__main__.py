@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 from benchmarks.cuda_dry import build
 from benchmarks.gpu_day import plan, runner, summary
-from benchmarks.gpu_day.parts import BadPack
+from benchmarks.gpu_day.parts import BadPack, OtherPython
 from benchmarks.gpu_day.plan import Stage
 from benchmarks.gpu_day.processes import launch
 from benchmarks.gpu_day.state import State
@@ -95,8 +95,11 @@ def run(options: argparse.Namespace) -> int:
     try:
         unpacked = unpack(options.pack, SITE, say=say)
     except BadPack as error:
-        say(f"error: {error}")
-        return 2
+        if not (options.rehearse and isinstance(error, OtherPython)):
+            say(f"error: {error}")
+            return 2
+        say(f"note: the packages of this machine are rehearsed, and no pack: {error}")
+        unpacked = {}
     given = environment(unpacked, rehearsal=options.rehearse)
     state = State(options.results, rehearsal=options.rehearse)
     work = FOLDER / ("rehearsal-work" if options.rehearse else "work")

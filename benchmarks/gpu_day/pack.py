@@ -25,7 +25,8 @@ from benchmarks.gpu_day.requirements import packages
 from benchmarks.gpu_day.state import commit, now, write_json
 from benchmarks.gpu_day.unpack import BUNDLE, PACK, ROOT
 
-PART_MB = 48
+PART_MB = 44
+"""A part and a copy of this repository (16 MB) may have to go to the machine together, in 64 MiB."""
 WHEELS = ROOT / "build" / "gpu-day" / "wheels"
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 LARGE = 1 << 20
@@ -91,15 +92,16 @@ def make(options: argparse.Namespace) -> dict[str, Any]:
     """Write the pack; returns its manifest."""
     wanted, needs = packages(ROOT, options.python)
     say(f"{len(wanted)} packages for Python {options.python}")
-    missing = [f"{name}=={version}" for name, version in wanted.items() if not _there(name, version, options.wheels)]
+    wheels = options.wheels / options.python  # one of the same name and version for another Python does not load
+    missing = [f"{name}=={version}" for name, version in wanted.items() if not _there(name, version, wheels)]
     if missing:
-        download(missing, options.python, options.wheels)
+        download(missing, options.python, wheels)
     shutil.rmtree(options.out, ignore_errors=True)
     options.out.mkdir(parents=True)
     with tempfile.TemporaryDirectory(dir=options.out.parent) as folder:
         tree = Path(folder)
         for name, version in wanted.items():
-            unfold(wheel_of(name, version, options.wheels), tree / name, LEFT_OUT.get(name, ()))
+            unfold(wheel_of(name, version, wheels), tree / name, LEFT_OUT.get(name, ()))
         thinned = thin_libraries(tree, options.architecture)
         if not options.no_bundle:
             from benchmarks.gpu import export_embedded
@@ -134,7 +136,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--part-mb", type=float, default=PART_MB, help="most megabytes of a part")
     parser.add_argument("--no-bundle", action="store_true", help="without the exported embedded model")
-    parser.add_argument("--wheels", type=Path, default=WHEELS, help="where wheels are kept")
+    parser.add_argument(
+        "--wheels", type=Path, default=WHEELS, help="where wheels are kept, in a folder for each Python"
+    )
     parser.add_argument("--out", type=Path, default=PACK)
     options = parser.parse_args(arguments)
     try:

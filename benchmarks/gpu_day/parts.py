@@ -20,6 +20,10 @@ class BadPack(Exception):
     """Parts are missing or damaged; the message says which, and what to do."""
 
 
+class OtherPython(BadPack):
+    """A pack is for another version of Python than this one."""
+
+
 class PartWriter(io.RawIOBase):
     """A stream that goes on in the next file when one is full: `part-00`, `part-01`, ..."""
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from benchmarks.gpu_day.parts import MANIFEST, BadPack, extract_parts
+from benchmarks.gpu_day.parts import MANIFEST, BadPack, OtherPython, extract_parts
 from benchmarks.gpu_day.state import read_json, write_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,14 +38,18 @@ def unpack(pack: Path = PACK, site: Path = SITE, *, say: Callable[[str], None] =
         Empty where there is no pack.
 
     Raises:
-        BadPack: it is damaged, incomplete, or for another Python.
+        BadPack: it is damaged or incomplete.
+        OtherPython: it is for another Python.
     """
     manifest = read_json(pack / MANIFEST)
     if not manifest:
         return {}
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     if manifest["python"] != here:
-        raise BadPack(f"the pack in {pack} is for Python {manifest['python']}, and this is {here}. Pack again for it.")
+        raise OtherPython(
+            f"the pack in {pack} is for Python {manifest['python']}, and this is {here}. Pack for it: make gpu-day-pack "
+            f"PACK_FLAGS='--python {here}'."
+        )
     found = read_json(site / UNPACKED)
     if found.get("parts") != manifest["parts"]:
         say(f"unpacking {pack}")

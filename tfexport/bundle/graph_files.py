@@ -1,11 +1,11 @@
-"""Graphs of a bundle, checked before ONNX Runtime reads them: only what `tfexport export` writes is accepted.
+"""Checks of a bundle's graphs before ONNX Runtime reads them. Only graphs that `tfexport export` writes are accepted.
 
-A graph is a program. A few kilobytes of ONNX can ask for any amount of memory and time: by a shape of 2^31, a loop without
-end, or functions that call each other. A bundle's graphs come from this package, so their operators are known.
-`OPERATORS`, `FUNCTIONS` and `ATTRIBUTES` list them. A test compares the lists with what the exporter emits.
+A graph is a program. A few kilobytes of ONNX can request any amount of memory and time, with a shape of 2^31, an endless
+loop, or functions that call each other. A bundle's graphs come from this package, so their operators are known.
+`OPERATORS`, `FUNCTIONS` and `ATTRIBUTES` list them. A test compares the lists with the exporter's graphs.
 
-The file is parsed by protobuf, on which ONNX Runtime depends, with the part of ONNX's messages that the checks need. The
-package onnx is not needed.
+protobuf, a dependency of ONNX Runtime, parses the file. The message classes contain only the fields that the checks need.
+The package onnx is not needed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tfexport.errors import BundleError
 from tfexport.system.regular_files import read_bytes
 
 ONNX, CONTRIB, OWN = "", "com.microsoft", "tfexport"
-"""Domains: of the standard operators, of ONNX Runtime's own, and of the functions of this package."""
+"""Domains of the standard operators, of ONNX Runtime's operators, and of this package's functions."""
 
 
 def _names(text: str) -> frozenset[str]:
@@ -46,7 +46,7 @@ FUNCTIONS = _names(
     "BeamAttention BestToken BestTokens CrossAttention GreedyAttention Int8Linear Int8LinearRectified Linear "
     "LinearRectified ResidualNorm ScreenBest ScreenProduct ScreenStates"
 )
-"""The functions that the exporter defines. Their nodes are operators: no function calls another one."""
+"""The functions that the exporter defines. Their nodes are operators; no function calls another one."""
 
 ATTRIBUTES = _names(
     "accuracy_level alpha approximate axis bits block_size end epsilon keepdims kv_num_heads largest mask_filter_value mode "
@@ -55,20 +55,20 @@ ATTRIBUTES = _names(
 """The attributes of nodes. None of them is a graph."""
 
 BYTES_OF_A_NODE = 32
-"""A graph of so many bytes may have one node, once its functions are expanded. The exporter's have one in 60 and more."""
+"""Minimum file size per node, counted after functions are expanded. The exporter's graphs have 60 bytes and more."""
 MOST_PADDING = 47
-"""Rows that Pad adds to a weight. The exporter pads to multiples of its blocks of rows."""
+"""Maximum number of rows that Pad adds to a weight. The exporter pads to multiples of its row blocks."""
 MOST_SHAPES = 2
-"""Values whose sizes make one shape: the rows of one, and those of another."""
+"""Maximum number of values whose sizes make up one shape: the rows of one value, and those of another."""
 _MOST_PARTS = 16
-"""Of a shape, those counted that it is computed from."""
+"""Maximum number of values that a shape is computed from."""
 _ITEM_SIZES = {1: 4, 2: 1, 3: 1, 6: 4, 7: 8, 9: 1, 10: 2, 16: 2}
-"""Bytes of a number by ONNX's number of its type: float32, uint8, int8, int32, int64, bool, float16 and bfloat16."""
+"""Item size in bytes by ONNX type number: float32, uint8, int8, int32, int64, bool, float16 and bfloat16."""
 _FLOAT, _INT64, _EXTERNAL = 1, 7, 1
 _SENTENCES = "src_len"
-"""The input of a graph whose size is the number of sentences, which is never 0."""
+"""The graph input whose size is the number of sentences, which is never 0."""
 _FOUND = "found"
-"""The input of the graph `beam_search` that is a number of tokens. The search gives at least 1."""
+"""The input of the graph `beam_search` that holds a number of tokens. The search passes at least 1."""
 
 _FIELDS: Mapping[str, str] = {
     "Model": "graph=7:Graph training_info=20:Other* functions=25:Function* configuration=26:Other*",
@@ -84,22 +84,22 @@ _FIELDS: Mapping[str, str] = {
     "overload=13:string",
     "Other": "",
 }
-"""The part of ONNX's messages that is read: name=number:type, with a star where there may be several."""
+"""The fields of ONNX's messages that are read, as name=number:type; a star marks repeated fields."""
 _REFUSED_FIELDS = ("g", "graphs", "tensors", "tp", "type_protos", "sparse_tensor", "sparse_tensors")
 
 
 class _Refused(Exception):
-    """The text is part of a sentence about the graph."""
+    """The graph is refused. The message is part of a sentence about the graph."""
 
 
 def check_graph_file(path: Path, weights: Mapping[str, int]) -> None:
-    """Check that a graph has only operators, functions and sizes that the exporter writes.
+    """Check that a graph contains only operators, functions and sizes that the exporter writes.
 
     Args:
-        weights: the size in bytes of each file of weights that the manifest lists, by name.
+        weights: size in bytes of each weights file that the manifest lists, by name.
 
     Raises:
-        BundleError: it has something else.
+        BundleError: the graph contains anything else.
     """
     try:
         _check(_read(path), weights)
@@ -114,13 +114,13 @@ def _read(path: Path) -> Any:
         return _message("Model").FromString(read_bytes(path))
     except OSError as error:
         raise BundleError(f"{path} cannot be read: {error.strerror}. Export the checkpoint again.") from error
-    except Exception as error:  # protobuf has an error of its own in each of its implementations
+    except Exception as error:  # each implementation of protobuf has its own error class
         raise _Refused(f"it cannot be parsed ({type(error).__name__})") from error
 
 
 def _check(model: Any, weights: Mapping[str, int]) -> None:
     if model.training_info or model.configuration or model.graph.sparse_initializer:
-        raise _Refused("it has more than nodes and weights")
+        raise _Refused("it has parts other than nodes and weights")
     functions: dict[str, int] = {}
     for function in model.functions:
         if (function.domain, function.overload) != (OWN, "") or function.name not in FUNCTIONS:
@@ -139,12 +139,12 @@ def _check(model: Any, weights: Mapping[str, int]) -> None:
 def _check_nodes(
     nodes: Iterable[Any], constants: Mapping[str, Any], functions: Collection[str], given: Iterable[str] = ()
 ) -> None:
-    """Check nodes, of which each may read values that those before it compute.
+    """Check nodes. Each may read the values that earlier nodes compute.
 
     Args:
-        constants: the initializers, by name.
-        functions: the names of functions that may be called.
-        given: the inputs of a function, which may be anything.
+        constants: initializers, by name.
+        functions: names of the functions that may be called.
+        given: inputs of a function, which may have any value.
     """
     nodes, makers = list(nodes), dict[str, Any]()
     made = {*given, *(name for node in nodes for name in node.output)}
@@ -178,20 +178,20 @@ def _check_attributes(attributes: Iterable[Any]) -> None:
 
 
 def _check_growth(node: Any, constants: Mapping[str, Any], makers: Mapping[str, Any]) -> None:
-    """Check the operators whose output may be larger than all of their inputs: its size must be that of other values."""
+    """Check the operators whose output may be larger than their inputs: its size must be the size of other values."""
     shape = node.input[1] if len(node.input) > 1 else ""
-    if node.op_type == "Expand":  # a vector for the outputs of a projection, or the shape of values that are there
+    if node.op_type == "Expand":  # to the outputs of a projection, or to the shape of other values
         if shape in constants:
             is_vector = list(constants[shape].dims) == [1] and node.input[0] in constants
             if not is_vector or prod(constants[node.input[0]].dims) != 1:
-                raise _Refused(f"{node.name[:80]} expands to a shape that it says itself")
+                raise _Refused(f"{node.name[:80]} expands to a shape that is a constant")
             if _numbers(constants[shape])[0] > sum(max(tensor.dims, default=0) for tensor in constants.values()):
                 raise _Refused(f"{node.name[:80]} expands to a size that no weights have")
         else:
             _check_shape(node, shape, constants, makers)
-    elif node.op_type == "Range":  # from 0 or 1, by 1
+    elif node.op_type == "Range":  # from 0 or 1, in steps of 1
         if not all(name in constants for name in (node.input[0], *node.input[2:])):
-            raise _Refused(f"{node.name[:80]} begins or goes on by a number that is computed")
+            raise _Refused(f"{node.name[:80]} has a start or step that is computed")
         for name in node.input:
             _check_shape(node, name, constants, makers)
 
@@ -199,10 +199,10 @@ def _check_growth(node: Any, constants: Mapping[str, Any], makers: Mapping[str, 
 def _check_division(node: Any, constants: Mapping[str, Any], makers: Mapping[str, Any], made: Collection[str]) -> None:
     """Check that a division is one of floating-point numbers, of a size by the number of sentences, or by `_FOUND`.
 
-    Others of whole numbers end the process where they have no result: n / 0, and the least whole number by -1.
+    Other integer divisions may end the process: n / 0 and the least integer divided by -1 have no result.
 
     Args:
-        made: the names of all values that are no inputs of the graph.
+        made: names of all values that are not inputs of the graph.
     """
     by = makers.get(node.input[1]) if len(node.input) == 2 else None
     if by is not None and by.op_type in ("Mul", "Max"):  # whose inputs and output have one type
@@ -219,10 +219,10 @@ def _check_division(node: Any, constants: Mapping[str, Any], makers: Mapping[str
 
 
 def _check_padding(node: Any, constants: Mapping[str, Any], makers: Mapping[str, Any], padded: set[str]) -> None:
-    """Check that weights, and each but once, are given a few more rows.
+    """Check that padding adds only a few rows to a weight, and pads each weight only once.
 
     Args:
-        padded: the names of weights that other nodes pad; this one's is added.
+        padded: names of the weights that other nodes pad; the name of this node's weight is added.
     """
     weight, sizes = node.input[0], node.input[1] if len(node.input) > 1 else ""
     told = _numbers(constants[sizes]) if sizes in constants else []
@@ -237,17 +237,17 @@ def _check_padding(node: Any, constants: Mapping[str, Any], makers: Mapping[str,
 
 
 def _check_shape(node: Any, name: str, constants: Mapping[str, Any], makers: Mapping[str, Any]) -> None:
-    """Check that a value is put together from sizes of other values, and from ones."""
+    """Check that a shape consists of sizes of other values, and of ones."""
     waiting, n_steps, n_shapes = [name], 0, 0
     while waiting:
         name = waiting.pop()
         maker, n_steps = makers.get(name), n_steps + 1
         if name in constants:
             if any(number not in (0, 1) for number in _numbers(constants[name])):
-                raise _Refused(f"{node.name[:80]} has a size that it says itself")
+                raise _Refused(f"{node.name[:80]} has a size that is a constant")
         elif maker is not None and maker.op_type in ("Concat", "Squeeze"):
             waiting += maker.input if maker.op_type == "Concat" else maker.input[:1]  # the second is an axis
-        elif maker is not None and maker.op_type == "Div":  # a number of rows by a number of sentences
+        elif maker is not None and maker.op_type == "Div":  # number of rows by number of sentences
             waiting += maker.input
         elif maker is None or maker.op_type != "Shape":
             raise _Refused(f"{node.name[:80]} has a size that is computed")
@@ -258,7 +258,7 @@ def _check_shape(node: Any, name: str, constants: Mapping[str, Any], makers: Map
 
 
 def _initializers(graph: Any, weights: Mapping[str, int]) -> Iterator[tuple[str, Any]]:
-    """The initializers by name, each held against the bytes that are there for it."""
+    """The initializers by name. The size of each is compared with the bytes that the file has for it."""
     n_bytes = 0
     for tensor in graph.initializer:
         if tensor.data_location == _EXTERNAL or tensor.external_data:
@@ -271,7 +271,7 @@ def _initializers(graph: Any, weights: Mapping[str, int]) -> Iterator[tuple[str,
 
 
 def _check_external(tensor: Any, weights: Mapping[str, int]) -> int:
-    """The number of bytes of a tensor in a file of weights."""
+    """The number of bytes of a tensor in a weights file."""
     place = {entry.key: entry.value for entry in tensor.external_data}
     file = place.pop("location", "")
     if file not in weights:
@@ -300,9 +300,9 @@ def _size(tensor: Any) -> int:
 
 
 def _numbers(tensor: Any) -> list[int]:
-    """The numbers of a constant of whole numbers; refused where it is something else."""
+    """The numbers of an integer constant; other constants are refused."""
     if tensor.data_type != _INT64 or tensor.data_location == _EXTERNAL or len(tensor.raw_data) > 8 * 64:
-        raise _Refused(f"its constant {tensor.name[:80]!r} is no shape")
+        raise _Refused(f"its constant {tensor.name[:80]!r} is not a shape")
     raw = tensor.raw_data
     return [int.from_bytes(raw[at : at + 8], "little", signed=True) for at in range(0, len(raw), 8)]
 
@@ -317,7 +317,7 @@ def _shown(domain: str, name: str) -> str:
 
 @cache
 def _message(name: str) -> Any:
-    """The protobuf class of one of `_FIELDS`, in a pool of its own beside that of the package onnx."""
+    """The protobuf class of one of `_FIELDS`. Its pool is separate from that of the package onnx."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     kinds = descriptor_pb2.FieldDescriptorProto

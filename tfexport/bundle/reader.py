@@ -1,6 +1,6 @@
 """The bundle: the folder that export writes and every runtime reads.
 
-`manifest.json` names each file with its sha256, so that a changed or cut file is never decoded from.
+`manifest.json` lists each file with its sha256, so that a changed or truncated file is never used.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from tfexport.system.regular_files import open_regular, read_text
 from tfexport.text.tokenizers import TextTokenizer
 
 PORTABLE = "portable"
-"""In place of a GPU generation: an engine for all that TensorRT for RTX names, from Ampere on."""
+"""In place of a GPU generation: an engine for all generations that TensorRT for RTX names, from Ampere on."""
 MANIFEST = "manifest.json"
 CERTIFICATES = "certificates.json"
-"""Beside the manifest, not in it: comparisons with PyTorch that the bundle passed; see `verification/certificates.py`."""
+"""The comparisons with PyTorch that the bundle passed, next to the manifest; see `verification/certificates.py`."""
 GENERATION_CONFIG = "generation_config.json"
-"""How the library of the checkpoint searches, where the checkpoint has such a file."""
+"""The search options of the checkpoint's library, if the checkpoint has such a file."""
 TOKENIZER_FILES = {"source": "source_tokenizer.json", "target": "target_tokenizer.json"}
 
 
 Library = Literal["tensorrt", "tensorrt_rtx"]
-"""What builds and runs engines: TensorRT, and TensorRT for RTX."""
+"""The libraries that build and run engines: TensorRT, and TensorRT for RTX."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Origin:
     sha256: str
     family: str
     given: Mapping[str, Any]
-    """The config fields that it does not tell itself."""
+    """Config fields that the user gave because the checkpoint does not contain them."""
     notes: tuple[str, ...] = ()
-    """What the export said of it."""
+    """Notes of the export about the checkpoint."""
     text: Mapping[str, Any] = field(default_factory=dict)
-    """What was said of its text when it was exported: files of vocabularies, languages and the like, by the names of their
-    flags; the files relative to the checkpoint's folder."""
+    """Options of the text that the user gave at the export, such as vocabulary files and languages, by the names of their
+    flags. Paths are relative to the checkpoint's folder."""
 
 
 @dataclass(frozen=True)
@@ -61,33 +61,33 @@ class Graph:
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """One TensorRT engine in a bundle, and what it can be run on and with."""
+    """One TensorRT engine in a bundle, with the GPU, library and shapes that it was built for."""
 
     file: str
     role: Role
     precision: Precision
     library: Library
     version: str
-    """Of the library: engines are not read by another one."""
+    """Version of the library. Other versions cannot read the engine."""
     gpu: str
-    """`sm89` and the like, or `portable`."""
+    """GPU generation such as `sm89`, or `portable`."""
     cache: int
-    """Slots of the cache of a `decoder_step`, 0 for the other roles."""
+    """Cache slots of a `decoder_step`; 0 for the other roles."""
     profile: Mapping[str, list[list[int]]]
-    """For every input its smallest, usual and largest shape."""
+    """Smallest, usual and largest shape of each input."""
     seconds: float
-    """How long the build took."""
+    """Build time."""
 
     @property
     def about(self) -> str:
-        """`decoder_step fp16 sm89 cache 64`."""
+        """A short description, such as `decoder_step fp16 sm89 cache 64`."""
         cache = f" cache {self.cache}" if self.cache else ""
         return f"{self.role} {contract.short_name(self.precision)} {self.gpu}{cache}"
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle whose files were all found as its manifest says."""
+    """A bundle whose files match its manifest."""
 
     directory: Path
     config: ModelConfig
@@ -95,42 +95,42 @@ class Bundle:
     graphs: tuple[Graph, ...]
     engines: tuple[Engine, ...]
     dialects: Mapping[str, Mapping[str, Dialect]]
-    """The dialect that each runtime uses, by the precision."""
+    """The dialect that each runtime uses, by precision."""
     tokenizers: Mapping[str, str]
-    """File names by side."""
+    """Tokenizer file of each side."""
     files: Mapping[str, str]
-    """The sha256 of each file by its name."""
+    """The sha256 of each file, by name."""
     in_float32: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The modules that stay in float32 for a budget, by the precision."""
+    """Modules that stay in float32 for a budget, by precision."""
     generation_config: Mapping[str, Any] | None = None
-    """How the library of the checkpoint searches by itself; see `decoding/generation_config.py`."""
+    """Default search options of the checkpoint's library; see `decoding/generation_config.py`."""
     _tokenizers: dict[str, TextTokenizer] = field(default_factory=dict, compare=False, repr=False)
-    """By side, those that were read: as they were then, whatever comes to the place later."""
+    """Tokenizers by side, as first read; later changes of the files have no effect."""
     _checked_graphs: set[str] = field(default_factory=set, compare=False, repr=False)
-    """The files of graphs that were checked."""
+    """Graph files that were checked."""
 
     @property
     def precisions(self) -> list[Precision]:
-        """The precisions that its graphs come in."""
+        """The precisions of its graphs."""
         return list(dict.fromkeys(graph.precision for graph in self.graphs))
 
     def dialect(self, runtime: str, precision: Precision) -> Dialect:
-        """The dialect of the graphs that a runtime uses; the portable one where the bundle says nothing."""
+        """The dialect of the graphs that a runtime uses; the portable one if the bundle does not record any."""
         return self.dialects.get(runtime, {}).get(precision, "onnx24")
 
     def has_graph(self, role: Role, precision: Precision, dialect: Dialect) -> bool:
         return any((graph.role, graph.precision, graph.dialect) == (role, precision, dialect) for graph in self.graphs)
 
     def graph(self, role: Role, precision: Precision = "float32", dialect: Dialect = "onnx24") -> Path:
-        """The path of a graph, which has nothing but what the exporter writes; see `bundle/graph_files.py`.
+        """The path of a graph, checked to be one that the exporter writes; see `bundle/graph_files.py`.
 
         Raises:
-            BundleError: this bundle has none of this role, precision and dialect, or it has something else.
+            BundleError: the bundle has no graph of this role, precision and dialect, or the graph fails the check.
         """
         roles = {graph.role for graph in self.graphs}
         if role in ATTENTION_ROLES.values() and not self.has_graph(role, precision, dialect):
             raise BundleError(
-                f"{self.directory} has no graphs that tell what outputs attend to. Export again with --alignments, or "
+                f"{self.directory} has no graphs that return attention. Export again with --alignments, or "
                 "decode with --runtime torch."
             )
         if role not in roles:
@@ -155,9 +155,7 @@ class Bundle:
         )
 
     def _check_graph(self, name: str) -> None:
-        if (
-            name in self._checked_graphs or not self.files
-        ):  # of a bundle that is being written, which lists no files yet
+        if name in self._checked_graphs or not self.files:  # a bundle that is being written lists no files yet
             return
         listed = [self.directory / file for file in self.files if file.endswith(".safetensors")]
         try:
@@ -168,24 +166,24 @@ class Bundle:
         self._checked_graphs.add(name)
 
     def engine(self, engine: Engine) -> Path:
-        """The path of an engine, verified.
+        """The path of an engine, after its checksum is verified.
 
         Raises:
-            BundleError: it is missing or altered.
+            BundleError: the engine is missing or altered.
         """
         _verify(self.directory, engine.file, self.files[engine.file], f"Build again: tfexport build {self.directory}.")
         return self.directory / engine.file
 
     @property
     def weights(self) -> Path:
-        """The canonical float32 weights, safetensors."""
+        """The path of the canonical float32 weights (safetensors)."""
         return self.directory / contract.WEIGHTS_FILE
 
     def tokenizer(self, side: str) -> TextTokenizer | None:
-        """The tokenizer of `source` or `target`; None where this bundle reads or writes ids.
+        """The tokenizer of `source` or `target`; None if the bundle reads or writes ids.
 
         Raises:
-            BundleError, TokenizerError: its file cannot be read.
+            BundleError, TokenizerError: the tokenizer's file cannot be read.
         """
         name = self.tokenizers.get(side)
         if name is None or side in self._tokenizers:
@@ -199,7 +197,7 @@ class Bundle:
         return self._tokenizers[side]
 
     def require_same(self) -> None:
-        """Raises BundleError where other graphs or weights have come to its place since it was opened."""
+        """Raise BundleError if the graphs or weights were replaced after the bundle was opened."""
         try:
             there = json.loads(read_text(self.directory / MANIFEST))["files"] if self.files else {}
             engines = {engine.file for engine in self.engines}
@@ -214,10 +212,10 @@ class Bundle:
 
 
 def open_bundle(directory: Path) -> Bundle:
-    """Open a bundle and verify every file but the engines against the manifest; `Bundle.engine` verifies these.
+    """Open a bundle and verify its files against the manifest, except engines, which `Bundle.engine` verifies.
 
     Raises:
-        BundleError: it is missing, incomplete, altered, or of another format.
+        BundleError: the bundle is missing, incomplete, altered, or of another format.
     """
     path = directory / MANIFEST
     if not path.is_file():
@@ -228,7 +226,7 @@ def open_bundle(directory: Path) -> Bundle:
         found = manifest["format"]
         if type(found) is not int or found != FORMAT:
             raise BundleError(
-                f"{directory} is of bundle format {found!r}, this version reads {FORMAT}. Export the checkpoint again, "
+                f"{directory} has bundle format {found!r}, this version reads {FORMAT}. Export the checkpoint again, "
                 "or use the version of tfexport that wrote it."
             )
         files = {str(name): str(entry["sha256"]) for name, entry in manifest["files"].items()}
@@ -257,7 +255,7 @@ def open_bundle(directory: Path) -> Bundle:
         raise BundleError(f"{path} cannot be read: {error!r}. Export the checkpoint again.") from error
     named = {graph.file for graph in bundle.graphs} | {engine.file for engine in bundle.engines}
     weights = {contract.weights_file(precision) for precision in bundle.precisions}
-    weights |= {path.name for path in directory.glob("*.safetensors")}  # graphs may point to it
+    weights |= {path.name for path in directory.glob("*.safetensors")}  # graphs may refer to them
     generation = {GENERATION_CONFIG} if (directory / GENERATION_CONFIG).exists() else set()
     unlisted = sorted({contract.WEIGHTS_FILE, *weights, *named, *generation, *bundle.tokenizers.values()} - set(files))
     if unlisted:
@@ -265,7 +263,7 @@ def open_bundle(directory: Path) -> Bundle:
     _require_size(bundle)
     engines = {engine.file for engine in bundle.engines}
     for name, sha256 in files.items():
-        if name not in engines:  # these are verified by who runs them: a damaged one can be built again
+        if name not in engines:  # verified before use: a damaged engine can be built again
             _verify(directory, name, sha256, "Export the checkpoint again.")
     return (
         replace(bundle, generation_config=_read_generation_config(directory)) if GENERATION_CONFIG in files else bundle
@@ -273,7 +271,7 @@ def open_bundle(directory: Path) -> Bundle:
 
 
 def _read_generation_config(directory: Path) -> dict[str, Any]:
-    """Raises BundleError where the file is no JSON object."""
+    """Raises BundleError if the file is no JSON object."""
     path = directory / GENERATION_CONFIG
     try:
         content = json.loads(read_text(path))
@@ -285,10 +283,10 @@ def _read_generation_config(directory: Path) -> dict[str, Any]:
 
 
 def _require_size(bundle: Bundle) -> None:
-    """Raises BundleError where the weights are too few for the sizes of the config, which decide what is made room for."""
+    """Raise BundleError if the weights file is too small for the config: its sizes determine the allocated memory."""
     try:
         n_bytes = bundle.weights.stat().st_size
-    except OSError:  # which is told when it is verified
+    except OSError:  # its verification raises the error
         return
     least = 4 * bundle.config.least_parameters
     if least > n_bytes:
@@ -299,25 +297,25 @@ def _require_size(bundle: Bundle) -> None:
 
 
 def require_utf8(directory: Path) -> None:
-    """Raises BundleError where the libraries that read bundles do not take the path of one."""
+    """Raise BundleError if the libraries that read bundles do not support the path."""
     try:
         str(directory).encode()
     except UnicodeEncodeError:
         raise BundleError(
-            f"the path {directory} is not UTF-8, and ONNX Runtime takes no other. Rename it, or give another folder."
+            f"the path {directory} is not UTF-8, which ONNX Runtime requires. Rename it, or give another folder."
         ) from None
 
 
 def _read_graph(fields: Mapping[str, Any]) -> Graph:
-    """Raises KeyError, TypeError or ValueError where the manifest has something else."""
+    """Read a graph's entry; raises KeyError, TypeError or ValueError if the manifest is not valid."""
     names = {key: str(fields[key]) for key in ("file", "role", "dialect")}
     return Graph(names["file"], _role(fields), _precision(fields), names["dialect"])  # type: ignore[arg-type]
 
 
 def _read_engine(fields: Mapping[str, Any]) -> Engine:
-    """Raises KeyError, TypeError or ValueError where the manifest has something else."""
+    """Read an engine's entry; raises KeyError, TypeError or ValueError if the manifest is not valid."""
     if fields["library"] not in get_args(Library):
-        raise ValueError(f"{fields['library']!r} is no library of engines")
+        raise ValueError(f"{fields['library']!r} is not a library of engines")
     return Engine(
         file=str(fields["file"]),
         role=_role(fields),
@@ -334,22 +332,22 @@ def _read_engine(fields: Mapping[str, Any]) -> Engine:
 
 
 def _read_dialects(fields: Mapping[str, Any]) -> dict[str, Dialect]:
-    """Raises TypeError or ValueError where the manifest has something else."""
+    """Read the dialects of a runtime; raises TypeError or ValueError if the manifest is not valid."""
     unknown = set(fields.values()) - set(get_args(Dialect))
     if unknown:
-        raise ValueError(f"{unknown} are no dialects")
+        raise ValueError(f"{unknown} are not dialects")
     return dict(fields)
 
 
 def _role(fields: Mapping[str, Any]) -> Role:
     if fields["role"] not in get_args(Role):
-        raise ValueError(f"{fields['role']!r} is no role of a graph")
+        raise ValueError(f"{fields['role']!r} is not a role of a graph")
     return fields["role"]
 
 
 def _precision(fields: Mapping[str, Any]) -> Precision:
     if fields["precision"] not in get_args(Precision):
-        raise ValueError(f"{fields['precision']!r} is no precision")
+        raise ValueError(f"{fields['precision']!r} is not a precision")
     return fields["precision"]
 
 
@@ -362,13 +360,13 @@ def _verify(directory: Path, name: str, sha256: str, remedy: str) -> None:
     path = directory / name
     try:
         found = file_sha256(path)
-    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+    except (OSError, ValueError) as error:  # ValueError: not a valid file name
         raise BundleError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}. {remedy}") from error
     if found != sha256:
         raise BundleError(f"{path} is not what was exported (its sha256 differs). {remedy}")
 
 
 def file_sha256(path: Path) -> str:
-    """The sha256 of a file's bytes, in hexadecimal."""
+    """The sha256 of a file, in hexadecimal."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

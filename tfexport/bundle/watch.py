@@ -1,7 +1,7 @@
-"""A bundle that is changed while it is decoded from.
+"""Detection of changes to a bundle during decoding.
 
-ONNX Runtime leaves weights in their file and reads them when it needs them. A bundle that is replaced, as `export` does it,
-leaves the files that were loaded as they are. Files that are written into would change what is computed, unnoticed.
+ONNX Runtime keeps the weights in their file and reads them on demand. `export` replaces a bundle as a whole, which leaves
+the loaded files unchanged. A write into a loaded file would silently change the results.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ Item = TypeVar("Item")
 
 
 class Watch:
-    """The files of a bundle as they were before they were verified."""
+    """The state of a bundle's files before their verification."""
 
     def __init__(self, directory: Path, files: Sequence[BinaryIO]):
         self._directory = directory
         self._files = [(file, _content_of(file)) for file in files]
 
     def loaded(self) -> None:
-        """Call this when a runtime has loaded what was verified.
+        """Call this after a runtime has loaded the verified files.
 
         Raises:
-            BundleError: what it has loaded may be of another bundle, which came to the place meanwhile.
+            BundleError: the bundle was replaced meanwhile, so the runtime may have loaded another one.
         """
         self._check()
         for file, _ in self._files:
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file.fileno()), os.stat(file.name)):
                     continue
-            raise BundleError(f"{self._directory} was replaced while it was loaded. Run again.")
+            raise BundleError(f"{self._directory} was replaced while it was being loaded. Run again.")
 
     def over(self, results: Iterator[Item]) -> Iterator[Item]:
-        """Pass results on that were computed from unchanged files.
+        """Yield results that were computed from unchanged files.
 
         Raises:
-            BundleError: the next one perhaps was not.
+            BundleError: a file may have changed before the next result.
         """
         try:
             for result in results:
@@ -68,12 +68,12 @@ def watched(directory: Path) -> Iterator[Watch]:
         files = []
         for path in [directory / MANIFEST, *sorted(directory.glob("*.safetensors"))]:
             if path.is_file():
-                with suppress(OSError):  # who reads it tells
+                with suppress(OSError):  # the reader of the file raises the error
                     files.append(stack.enter_context(path.open("rb")))
         yield Watch(directory, files)
 
 
 def _content_of(file: BinaryIO) -> tuple[int, int]:
-    """What changes when somebody writes into a file, and not when it is renamed or removed."""
+    """Values that change when a program writes into a file, but not when the file is renamed or removed."""
     about = os.fstat(file.fileno())
     return about.st_size, about.st_mtime_ns

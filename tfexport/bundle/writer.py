@@ -1,4 +1,4 @@
-"""Writing bundles: into a temporary folder beside their place, moved there when they are whole."""
+"""Writing of bundles: into a temporary folder next to the target, which is moved into place when it is complete."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ FLOAT32_ISLANDS = {
     "best token was PyTorch's at 99.89 % of the steps in float16, with this projection in float32 at 99.97 %; in "
     "bfloat16 99.57 % and 99.74 %",
 }
-"""What stays in float32 in a half-precision graph that gives logits, and why. (LayerNorm, too, takes mean and variance in
-float32, by its definition in ONNX.)"""
+"""The parts of a half-precision graph with logits that stay in float32, with the reason. (LayerNorm also computes mean and
+variance in float32, by its definition in ONNX.)"""
 
 
 def float32_islands(graph: contract.GraphSpec) -> dict[str, str]:
@@ -41,7 +41,7 @@ def float32_islands(graph: contract.GraphSpec) -> dict[str, str]:
 def write_manifest(
     folder: Path, config: ModelConfig, graphs: Sequence[contract.GraphSpec], facts: Mapping[str, Any]
 ) -> None:
-    """Write the manifest of the files that lie in `folder`; `facts` are added to it."""
+    """Write the manifest of the files in `folder`, with the additional entries `facts`."""
     entries = [
         {
             "role": graph.role,
@@ -61,7 +61,7 @@ def write_manifest(
 
 
 def _write(folder: Path, manifest: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Write the manifest of the files in `folder`, of which those `known` keep their entries."""
+    """Write the manifest of the files in `folder`. Files in `known` keep their entries."""
     files = {
         path.name: known.get(path.name) or {"sha256": file_sha256(path), "bytes": path.stat().st_size}
         for path in sorted(folder.iterdir())
@@ -73,12 +73,12 @@ def _write(folder: Path, manifest: Mapping[str, Any], known: Mapping[str, Any]) 
 
 @contextmanager
 def with_engines(bundle: Bundle, engines: list[Engine]) -> Iterator[Path]:
-    """A folder to write engine files into; when the block ends well, `engines` are those that the bundle has.
+    """A folder to write engine files into. When the block ends without an error, `engines` become the bundle's engines.
 
-    The block fills `engines`, and may keep some of `bundle.engines`, as they are. The bundle is replaced as a whole.
+    The block fills `engines`; it may include some of `bundle.engines`, unchanged. The bundle is replaced as a whole.
 
     Raises:
-        BundleError: the files cannot be written, something else lies among them, or the bundle was changed meanwhile.
+        BundleError: the files cannot be written, the folder has foreign files, or another program changed the bundle.
     """
     path = bundle.directory / MANIFEST
     before = read_bytes(path)
@@ -86,37 +86,37 @@ def with_engines(bundle: Bundle, engines: list[Engine]) -> Iterator[Path]:
     others = sorted({path.name for path in bundle.directory.iterdir()} - {*bundle.files, MANIFEST, CERTIFICATES})
     if others:  # the folder is replaced as a whole
         raise BundleError(
-            f"{bundle.directory} holds files that are not the bundle's: {', '.join(others[:5])}. Move them elsewhere."
+            f"{bundle.directory} contains files that are not the bundle's: {', '.join(others[:5])}. Move them elsewhere."
         )
     with new_bundle(bundle.directory, force=True, remedy="make room there") as folder:
         for name in (*bundle.files, CERTIFICATES):
-            with suppress(FileNotFoundError):  # an engine that was lost; everything else was just verified
-                # Not a hard link: ONNX refuses weights whose file has two, should this process be killed.
+            with suppress(FileNotFoundError):  # a lost engine; all other files were just verified
+                # Not a hard link: if this process is killed, ONNX refuses the weights, whose file then has two links.
                 shutil.copyfile(bundle.directory / name, folder / name)
         yield folder
         kept = {engine.file for engine in engines}
         for engine in bundle.engines:
             if engine.file not in kept:
                 (folder / engine.file).unlink(missing_ok=True)
-        # What was not written now keeps its checksum: it may be damaged, and must not pass for whole.
+        # Files that were not written now keep their checksum, so that damage stays detectable.
         old = {id(engine) for engine in bundle.engines}
         new = {engine.file for engine in engines if id(engine) not in old}
         known = {name: entry for name, entry in manifest["files"].items() if name not in new}
         there = [asdict(engine) for engine in engines if (folder / engine.file).exists()]
         _write(folder, {**manifest, "engines": there}, known)
         if read_bytes(path) != before:
-            raise BundleError(f"{bundle.directory} was changed by another program meanwhile. Build again.")
+            raise BundleError(f"{bundle.directory} was changed by another program during the build. Build again.")
 
 
 @contextmanager
 def new_bundle(
     directory: Path, *, force: bool = False, remedy: str = "make room, or give another folder with -o"
 ) -> Iterator[Path]:
-    """A folder to write a bundle into, moved to `directory` when the block ends well and removed when it does not.
+    """A folder to write a bundle into. It is moved to `directory` when the block ends, and removed after an error.
 
     Raises:
-        BundleError: there is something at `directory` already (`force` replaces a bundle, nothing else), or the
-            files cannot be written.
+        BundleError: `directory` exists already (`force` replaces a bundle, nothing else), or the files cannot be
+            written.
     """
     directory = directory.resolve()  # a link to a bundle stays a link
     require_utf8(directory)
@@ -134,7 +134,7 @@ def new_bundle(
 
 
 def refuse_to_overwrite(directory: Path, force: bool) -> None:
-    """Raises BundleError where something is in the way: `force` replaces bundles, and nothing else."""
+    """Raise BundleError if `directory` exists. `force` replaces bundles, and nothing else."""
     if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
         return
     if not _is_bundle(directory):
@@ -146,7 +146,7 @@ def refuse_to_overwrite(directory: Path, force: bool) -> None:
 
 
 def _is_bundle(directory: Path) -> bool:
-    """Whether a folder looks like a bundle of any format: other programs, too, have a manifest.json."""
+    """Whether a folder looks like a bundle of any format; other programs also write a manifest.json."""
     try:
         manifest = json.loads(read_text(directory / MANIFEST))
     except (OSError, ValueError, RecursionError):
@@ -155,7 +155,7 @@ def _is_bundle(directory: Path) -> bool:
 
 
 def _make_durable(folder: Path) -> None:
-    """Flush to the disk before the move says that the bundle is whole, and give it ordinary permissions."""
+    """Flush the files to the disk before the move makes them a bundle, and set ordinary permissions."""
     umask = os.umask(0)
     os.umask(umask)
     for path in folder.iterdir():
@@ -165,35 +165,35 @@ def _make_durable(folder: Path) -> None:
 
 
 def move_into_place(folder: Path, directory: Path, refuse: Callable[[], None]) -> None:
-    """Rename `folder` to `directory`; what was there is then at `folder`, or gone.
+    """Rename `folder` to `directory`. The former `directory` is then at `folder`, or removed.
 
-    There is no moment at which a bundle is not at `directory` that was there before, where the file system can exchange
-    two names. Where it cannot, a process killed between two renames leaves the old one in `.NAME.*.old`. The names are on
-    the disk when this returns: what was there may be removed.
+    If the file system can exchange two names, `directory` has a complete bundle at every moment. Otherwise a process that
+    is killed between two renames leaves the old bundle in `.NAME.*.old`. The names are on the disk when this function
+    returns, so the old bundle may be removed.
 
     Args:
-        refuse: raises where what is at `directory` has to stay.
+        refuse: function that raises if `directory` must not be replaced.
 
     Raises:
-        OSError: that is not possible; then everything is as it was, as far as it can be.
-        KeyboardInterrupt, SystemExit: a signal came, whose exception was lost.
+        OSError: the move failed. The former state is restored, as far as possible.
+        KeyboardInterrupt, SystemExit: a signal arrived and its exception was lost.
     """
     end_if_asked()
-    refuse()  # once more: what is moved took long enough to write for something to come there
+    refuse()  # again: writing the folder took long, and `directory` may have appeared meanwhile
     try:
-        folder.rename(directory)  # onto nothing, or an empty folder
+        folder.rename(directory)  # replaces nothing, or an empty folder
         sync_folder(directory.parent)
         return
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-    refuse()  # what came there in this very moment, too
+    refuse()  # `directory` may have appeared since the last check
     if exchange(folder, directory):
         sync_folder(directory.parent)
         return
     old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".old", dir=directory.parent))
     try:
-        directory.rename(old)  # onto the empty folder just made, which holds the name
+        directory.rename(old)  # replaces the empty folder that reserves the name
         try:
             folder.rename(directory)
         except BaseException:
@@ -202,6 +202,6 @@ def move_into_place(folder: Path, directory: Path, refuse: Callable[[], None]) -
             raise
         sync_folder(directory.parent)
     finally:
-        # Only what is no longer needed: after a failure that could not be undone, the old bundle is all there is.
+        # Remove only what is no longer needed: after a failure that could not be undone, the old bundle is the only one.
         if directory.exists():
             shutil.rmtree(old, ignore_errors=True)

@@ -1,10 +1,10 @@
-"""`tfexport corpus`."""
+"""`tfexport corpus`, `corpus-score` and `corpus-classify`."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,43 +13,140 @@ from tfexport.commands.flags import BundleDir
 from tfexport.commands.signature import Given, with_options
 from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.request_options import RuntimeOptions
-from tfexport.scale.options import ClusterOptions, CorpusOptions, TranslatorBatches
+from tfexport.option import declared
+from tfexport.scale.options import (
+    ActorBatches,
+    ActorOptions,
+    ClassOptions,
+    ClusterOptions,
+    CorpusOptions,
+    PairColumns,
+    ScoreOptions,
+    TextColumn,
+)
+
+if TYPE_CHECKING:
+    from tfexport.scale.manifest import Task
+
+Sources = Annotated[
+    list[str],
+    typer.Argument(metavar="INPUT...", help="Parquet, JSON lines or text (.gz, .zst): paths, globs, folders or URIs."),
+]
+OutputFolder = Annotated[str, typer.Option("-o", "--output", metavar="OUT", help="The folder of the output files.")]
+ResumeRun = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run of the same command.")]
 
 
 @with_options
 def corpus(
     directory: BundleDir,
-    source: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="INPUT...", help="Parquet, JSON lines or text (.gz, .zst): paths, globs, folders or URIs."
-        ),
-    ],
-    output: Annotated[str, typer.Option("-o", "--output", metavar="OUT", help="The folder of the output files.")],
+    source: Sources,
+    output: OutputFolder,
     *,
+    column: TextColumn,
     corpus: CorpusOptions,
     search: Given[SearchOptions],
     runtime: RuntimeOptions,
-    batches: TranslatorBatches,
+    batches: ActorBatches,
     cluster: ClusterOptions,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run of the same command.")] = False,
+    resume: ResumeRun = False,
 ) -> None:
     """Translate whole corpora with Ray: a row of output for each row of input, in parts.
 
     A row that cannot be decoded is marked by its status, and counted. A run that was killed goes on with --resume.
     """
+    from tfexport.scale.manifest import Task
+    from tfexport.scale.translator import Translator
+
+    options = {**asdict(column), **search, **asdict(runtime), **asdict(batches)}
+    task = Task(Translator, directory.absolute(), options)
+    _run(task, source, output, column, corpus, cluster, resume=resume, about="translating shards")
+
+
+@with_options
+def corpus_score(
+    directory: BundleDir,
+    source: Sources,
+    output: OutputFolder,
+    *,
+    columns: PairColumns,
+    corpus: CorpusOptions,
+    scores: ScoreOptions,
+    runtime: RuntimeOptions,
+    batches: ActorBatches,
+    cluster: ClusterOptions,
+    resume: ResumeRun = False,
+) -> None:
+    """Score parallel corpora with Ray, as to filter them: a row of output for each row of input, in parts.
+
+    All columns are kept, and scores are added. A row that cannot be scored is marked by its status, and counted.
+    """
+    from tfexport.scale.manifest import Task
+    from tfexport.scale.scorer import Scorer
+
+    reverse = None if scores.reverse is None else scores.reverse.absolute()
+    options = {**asdict(columns), **asdict(scores), **asdict(runtime), **asdict(batches), "reverse": reverse}
+    task = Task(Scorer, directory.absolute(), options)
+    _run(task, source, output, columns, corpus, cluster, resume=resume, about="scoring shards")
+
+
+@with_options
+def corpus_classify(
+    directory: BundleDir,
+    source: Sources,
+    output: OutputFolder,
+    *,
+    column: TextColumn,
+    corpus: CorpusOptions,
+    classes: ClassOptions,
+    runtime: RuntimeOptions,
+    actor: ActorOptions,
+    cluster: ClusterOptions,
+    resume: ResumeRun = False,
+) -> None:
+    """Classify the rows of whole corpora with Ray: a row of output for each row of input, in parts.
+
+    All columns are kept, and classes are added. A row that cannot be read is marked by its status, and counted.
+    """
+    from tfexport.scale.classifier import Classifier
+    from tfexport.scale.manifest import Task
+
+    labels = None if classes.labels is None else classes.labels.absolute()
+    options = {**asdict(column), **asdict(classes), **asdict(runtime), **asdict(actor), "labels": labels}
+    task = Task(Classifier, directory.absolute(), options)
+    _run(task, source, output, column, corpus, cluster, resume=resume, about="classifying shards")
+
+
+def _run(
+    task: Task,
+    source: list[str],
+    output: str,
+    columns: TextColumn | PairColumns,
+    corpus: CorpusOptions,
+    cluster: ClusterOptions,
+    *,
+    resume: bool,
+    about: str,
+) -> None:
+    """Compute the rows of inputs.
+
+    Args:
+        columns: that are read.
+        about: what the progress bar says.
+    """
+    from tfexport.scale.driver_lock import only_driver
     from tfexport.scale.manifest import Manifest, Output
     from tfexport.scale.run import inputs_of, run
     from tfexport.scale.storage import Place, inputs
 
-    found = inputs_of(inputs(source), corpus.text_column)
+    flags = {found.flag: getattr(columns, name) for name, found in declared(type(columns)).items()}
+    found = inputs_of(inputs(source), flags)
     out = Output(Place.of(output), corpus.output_format or found[0].format)
-    options = {**search, **asdict(runtime), **asdict(batches)}
-    manifest = Manifest.of(directory, options, corpus, found, out.format)
-    manifest.begin(out, resume=resume)
+    manifest = Manifest.of(task, corpus, found, out.format)
     counts: Counter[str] = Counter()
-    bundle = str(directory.absolute())
-    for done in with_progress(run(manifest, out, corpus.text_column, bundle, options, cluster), "translating shards"):
-        counts.update(done.statuses)
+    with only_driver(out.folder, out.own) as check:
+        manifest.begin(out, resume=resume)
+        for done in with_progress(run(manifest, out, task, cluster), about):
+            check()
+            counts.update(done.statuses)
     statuses = ", ".join(f"{count:,} {status}" for status, count in counts.most_common())
     say(f"{sum(counts.values()):,} rows in {output}" + (f": {statuses}" if statuses else ""))

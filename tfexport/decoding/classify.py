@@ -116,9 +116,13 @@ class ClassWriter:
 
     def line(self, result: Classified) -> str:
         """Classes and probabilities, the best first, separated by tabs; an empty line if the input could not be read."""
+        return self.line_of(result.classes)
+
+    @staticmethod
+    def line_of(classes: Iterable[ClassProbability]) -> str:
+        """`line` of a result with these classes."""
         return "\t".join(
-            f"{found.class_ if found.label is None else found.label}\t{found.probability:.6f}"
-            for found in result.classes
+            f"{found.class_ if found.label is None else found.label}\t{found.probability:.6f}" for found in classes
         )
 
     def record(self, result: Classified) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""A text as segments, which are translated one by one, and the text again with their translations.
+"""Splitting of a text into segments, which are translated one by one, and its reassembly with their translations.
 
-Segments stand in the order of the text and do not overlap. All that is in none of them is copied, character by character.
+Segments are in the order of the text and do not overlap. Text outside segments is copied, character by character.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from tfexport.documents.splitting import Span, has_words, pieces, sentence_spans
 
 @dataclass(frozen=True)
 class Segment:
-    """What is translated at once."""
+    """A part of a text that is translated at once."""
 
     start: int
-    """Its characters in the text, `[start, end)`."""
+    """Start of its characters in the text, `[start, end)`."""
     end: int
     text: str
-    """What the model reads: without markup."""
+    """The input of the model, without markup."""
     is_piece: bool
-    """A part of a sentence that is longer than the model reads."""
+    """Whether it is a part of a sentence that is too long for the model."""
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a segment is: `[start, end)` of a run."""
+    """The place of a segment: `[start, end)` of a run."""
 
     run: Run
     start: int
     end: int
     touches: bool
-    """Nothing stands between the segment before it and this one."""
+    """Whether it directly follows the segment before it."""
 
 
 class Document:
-    """A text that was taken apart; `document` makes one.
+    """A text that was split into segments; `document` makes one.
 
     Args:
         source: the text.
-        places: of its segments, in order.
-        is_piece: of each, whether it is a piece of a sentence.
+        places: places of its segments, in order.
+        is_piece: whether each segment is a piece of a sentence.
     """
 
     def __init__(self, source: str, places: Sequence[_Place], is_piece: Sequence[bool]):
@@ -62,7 +62,7 @@ class Document:
         ]
 
     def text(self, translations: Sequence[Aligned | None]) -> str:
-        """The text with these in the place of its segments, which stay where there is none."""
+        """The text with its segments replaced by `translations`. Segments without a translation stay."""
         parts: list[str] = []
         done, last = 0, ""
         skipped: list[Span] = []
@@ -91,16 +91,16 @@ def document(
     markup: Markup | None = None,
     is_aligned: bool = True,
 ) -> Document:
-    """Take a text apart.
+    """Split a text into segments.
 
     Args:
-        parts: what a segment is.
-        language: of the text, as a code.
-        fits: whether the model reads a text.
-        is_aligned: translations will be aligned, so that tags may stand within segments; otherwise tags end them.
+        parts: the kind of segments.
+        language: code of the text's language.
+        fits: function that returns whether a text is short enough for the model.
+        is_aligned: whether translations will be aligned, so that segments may contain tags; otherwise tags end segments.
 
     Raises:
-        RuntimeUnavailable: a library that it needs is not installed.
+        RuntimeUnavailable: a required library is not installed.
         TfexportError: the HTML cannot be read.
     """
     places: list[_Place] = []
@@ -164,7 +164,7 @@ def _model_text(place: _Place) -> str:
 
 
 def _copied(source: str, start: int, end: int, skipped: Sequence[Span]) -> Iterator[str]:
-    """`[start, end)` of a text without what stands elsewhere now."""
+    """`[start, end)` of a text without the parts `skipped`, which have moved."""
     for first, last in sorted(skipped):
         if start <= first and last <= end:
             yield source[start:first]
@@ -173,14 +173,14 @@ def _copied(source: str, start: int, end: int, skipped: Sequence[Span]) -> Itera
 
 
 def _between(place: _Place, left: str, right: str) -> str:
-    """What stands between two translations whose sources touch: nothing, where these are parts of one word."""
+    """The text between two translations whose sources touch; empty if the sources are parts of one word."""
     before, after = place.run.text[place.start - 1], place.run.text[place.start]
     is_word = before.isalnum() and after.isalnum() and glue(before, after) != ""
     return "" if is_word else glue(left, right)
 
 
 def _with_marks(new: Aligned, nodes: Sequence[Node], segment: Segment, run: Run) -> str:
-    """A translation as the document has it."""
+    """A translation with its marks, in the format of the document."""
     if not nodes:
         return run.escape(new.text)
     found = units(new)

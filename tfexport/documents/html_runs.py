@@ -1,4 +1,4 @@
-"""Runs of text in HTML, as Python's parser finds them. All that is in no run is copied."""
+"""Runs of text in HTML, found by Python's parser. Everything outside runs is copied."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tfexport.documents.runs import Run, RunBuilder
 from tfexport.errors import TfexportError
 
 UNTRANSLATED = frozenset({"code", "kbd", "math", "samp", "script", "style", "svg", "template", "var"})
-"""Elements whose text is no language."""
+"""Elements whose text is not translated."""
 
 PREFORMATTED = frozenset({"pre", "textarea"})
-"""Elements in which line breaks are seen. Elsewhere they are white space, as a browser shows them."""
+"""Elements with visible line breaks. Elsewhere line breaks are white space, as in a browser."""
 
 INLINE = frozenset(
     {"a", "abbr", "acronym", "b", "bdi", "bdo", "big", "cite", "code", "data", "del", "dfn", "em", "font", "i", "img"}
@@ -39,7 +39,7 @@ INLINE = frozenset(
     }
     | {"sub", "sup", "svg", "time", "tt", "u", "var", "wbr"}
 )
-"""Elements that may stand within a sentence. All others end it."""
+"""Elements that a sentence may contain. All others end the sentence."""
 
 VOID = frozenset(
     {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr"}
@@ -47,7 +47,7 @@ VOID = frozenset(
 """Elements that have no closing tag."""
 
 COMMENT = "img"
-"""What comments count as: they end no sentence."""
+"""The element that comments count as: they do not end a sentence."""
 
 _REFERENCE = re.compile(r"&(?:#[0-9]{1,8}|#[xX][0-9a-fA-F]{1,8}|[A-Za-z][A-Za-z0-9]{0,40});?")
 
@@ -56,7 +56,7 @@ def html_runs(source: str, start: int = 0, end: int | None = None) -> list[Run]:
     """The runs of `[start, end)` of a document.
 
     Raises:
-        TfexportError: the parser cannot read it.
+        TfexportError: the parser cannot read the document.
     """
     part = source[start:end]
     reader = _Reader(part, start)
@@ -68,12 +68,12 @@ def html_runs(source: str, start: int = 0, end: int | None = None) -> list[Run]:
 
 
 def escaped(text: str) -> str:
-    """Text as HTML has it."""
+    """Text with the escapes of HTML."""
     return html.escape(text, quote=False).replace("\xa0", "&nbsp;")
 
 
 def add_html_text(run: RunBuilder, source: str, start: int, end: int) -> None:
-    """Add text of a document, with the characters that its references stand for."""
+    """Add text of a document to a run; references become the characters that they stand for."""
     done = start
     for found in _REFERENCE.finditer(source, start, end):
         letters = html.unescape(found.group())
@@ -86,11 +86,11 @@ def add_html_text(run: RunBuilder, source: str, start: int, end: int) -> None:
 
 
 Piece = tuple[str, str, int, int, bool]
-"""Kind (open, close, point or text), name, `[from, to)` in the document, and whether it says that it is not translated."""
+"""Kind (open, close, point or text), name, `[from, to)` in the document, and whether it is marked as not translated."""
 
 
 class _Reader(HTMLParser):
-    """The pieces of a document, one behind the other."""
+    """The pieces of a document, one after the other."""
 
     def __init__(self, part: str, offset: int):
         super().__init__(convert_charrefs=False)
@@ -101,8 +101,8 @@ class _Reader(HTMLParser):
     def read(self, part: str) -> None:
         """Find the pieces.
 
-        What follows the last `>` has no whole tag, so it is text. The parser would look for an end of each `<` in it anew,
-        in quadratic time.
+        The part after the last `>` has no complete tag, so it is text. The parser would search an end for each `<` in it, in
+        quadratic time.
         """
         end = part.rfind(">") + 1
         self.feed(part[:end])
@@ -143,7 +143,7 @@ class _Reader(HTMLParser):
         self._add("point")
 
     def spans(self) -> Iterator[Piece]:
-        """All pieces, with their ends; of texts in a row, one."""
+        """All pieces with their ends. Adjacent texts are joined."""
         ends = [*(start for _, _, start, _ in self._begun[1:]), self._end]
         text = -1
         for place, ((kind, name, start, kept), end) in enumerate(zip(self._begun, ends, strict=False), start=1):
@@ -156,7 +156,7 @@ class _Reader(HTMLParser):
 
 
 class _Runs:
-    """Puts runs together from pieces."""
+    """Builds runs from pieces."""
 
     def __init__(self, source: str):
         self._source = source
@@ -184,7 +184,7 @@ class _Runs:
         return self._found
 
     def _keep(self, name: str, start: int, end: int, pieces: Iterator[Piece]) -> None:
-        """An element as it is, to its end, or to that of the document."""
+        """Keep an element unchanged, up to its end or the end of the document."""
         depth, inner, last = 1, end, end
         for kind, other, begin, last, _ in pieces:
             inner = last

@@ -1,6 +1,6 @@
-"""Runs of text in Markdown (CommonMark with tables, strikethrough and task lists), as pulldown-cmark finds them.
+"""Runs of text in Markdown (CommonMark with tables, strikethrough and task lists), found by pulldown-cmark.
 
-All that is in no run is copied: code blocks, addresses of links, the marks of headings, lists and quotations.
+Everything outside runs is copied: code blocks, link addresses, and the marks of headings, lists and quotations.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tfexport.documents.runs import Run, RunBuilder
 from tfexport.system.imports import import_failure
 
 _ELEMENTS = frozenset({"Emphasis", "Strong", "Strikethrough", "Link"})
-"""What has text within a sentence, and marks around it."""
+"""Elements with text within a sentence, and marks around the text."""
 
 _BLOCKS = frozenset({"CodeBlock", "HtmlBlock", "MetadataBlock"})
 
 Event = tuple[str, str, Any, int, int]
-"""What it is, the name of the element that it begins or ends, what there is to know of it, and its characters."""
+"""Kind, name of the element that it begins or ends, additional data, and the characters `[from, to)`."""
 
 _ADDRESS = re.compile(r"(?:https?://|www\.)[^\s<>]*[^\s<>.,;:!?'\")\]]")
 _TAG = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9-]*)")
@@ -32,7 +32,7 @@ _FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n.*?^(?:---|\.\.\.)[ \t]*\r?$
 
 
 def markdown_runs(source: str) -> list[Run]:
-    """The runs of a document; YAML at its beginning is none.
+    """The runs of a document. YAML at its start is not part of a run.
 
     Raises:
         RuntimeUnavailable: pyromark is not installed.
@@ -43,7 +43,7 @@ def markdown_runs(source: str) -> list[Run]:
 
 
 def escaped(text: str) -> str:
-    """Text as Markdown has it, with backslashes where it would be read as something else."""
+    """Text with the escapes of Markdown: backslashes before characters that would be markup."""
     if not _SPECIAL.search(text) or (_reads_as_text(text) and "|" not in text):
         return text
     return _TO_ESCAPE.sub(_with_backslash, text)
@@ -55,7 +55,7 @@ def _with_backslash(found: re.Match[str]) -> str:
 
 
 def _reads_as_text(text: str) -> bool:
-    """Whether a line of Markdown is no more than the text that it looks like."""
+    """Whether a line of Markdown is plain text without markup."""
     events = [event for event, _, _ in _events(text)]
     inner = events[1:-1]
     is_paragraph = bool(inner) and events[0] == {"Start": "Paragraph"}
@@ -67,7 +67,7 @@ def _reads_as_text(text: str) -> bool:
 
 
 def _events(text: str) -> Iterator[tuple[Any, int, int]]:
-    """What the parser finds in a text, with its characters `[from, to)`."""
+    """The parser's events for a text, with their characters `[from, to)`."""
     try:
         import pyromark
     except ImportError as error:
@@ -80,15 +80,15 @@ def _events(text: str) -> Iterator[tuple[Any, int, int]]:
         yield from ((event, place["start"], place["end"]) for event, place in found)
         return
     starts = list(accumulate(len(letter.encode("utf-8", "surrogatepass")) for letter in text))
-    for event, place in found:  # in bytes
+    for event, place in found:  # the place is in bytes
         yield event, bisect_right(starts, place["start"]), bisect_right(starts, place["end"])
 
 
 class _Runs:
-    """Puts runs together from events.
+    """Builds runs from events.
 
     Args:
-        offset: characters of the document before those of the events.
+        offset: number of characters of the document before those of the events.
     """
 
     def __init__(self, source: str, offset: int):
@@ -96,7 +96,7 @@ class _Runs:
         self._found: list[Run] = []
         self._run = RunBuilder()
         self._done = offset
-        """What of the document was read."""
+        """End of the part of the document that was read."""
 
     def of(self, events: Iterator[tuple[Any, int, int]]) -> list[Run]:
         """The runs of events, in order."""
@@ -125,7 +125,7 @@ class _Runs:
         return self._found
 
     def _begin(self, start: int) -> int:
-        """Where text begins that may have a backslash before it, which its event does not have."""
+        """The start of text, including a backslash before it that its event omits."""
         return start - (start - 1 >= self._done and self._source[start - 1] == "\\")
 
     def _inline(self, kind: str, about: Any, start: int, end: int) -> None:
@@ -135,7 +135,7 @@ class _Runs:
             self._run.text(" ", start, end)
         elif kind == "Code":
             self._run.atom(" ".join(str(about).split()), start, end)
-        else:  # a box of a task list and the like
+        else:  # the box of a task list, or a similar mark
             self._run.point(start, end)
 
     def _text(self, text: str, begin: int, start: int, end: int) -> None:
@@ -176,7 +176,7 @@ class _Runs:
             self._run.open(name, start, end)
 
     def _block(self, name: str, inner: list[Event]) -> None:
-        """A block of something else than Markdown."""
+        """A block that is not Markdown."""
         self._end()
         lines = [(start, end) for kind, _, _, start, end in inner if kind == "Html"]
         if name != "HtmlBlock" or not lines:
@@ -193,7 +193,7 @@ class _Runs:
 
 
 def _named(event: Any) -> tuple[str, str, Any]:
-    """What an event is, the name of the element that it begins or ends, and what there is to know of it."""
+    """The kind of an event, the name of the element that it begins or ends, and additional data."""
     if isinstance(event, str):
         return event, "", None
     [(kind, about)] = event.items()
@@ -204,7 +204,7 @@ def _named(event: Any) -> tuple[str, str, Any]:
 
 
 def _inner(waiting: deque[Event], name: str) -> list[Event]:
-    """The events up to the end of an element, which is taken away too."""
+    """Remove and return the events up to the end of an element. The end is also removed."""
     found: list[Event] = []
     depth = 1
     while waiting:

@@ -1,4 +1,4 @@
-"""The marks of a run that move with the words of a sentence, as nodes that `placing` finds places for."""
+"""The marks of a run that move with the words of a sentence, as nodes that `placing` places in the translation."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from tfexport.documents.placing import Node
 from tfexport.documents.runs import Mark, Run
 
 Range = tuple[int, int]
-"""The places of the first and the last mark of an element among the marks of its run; -1 or their number where the element
-begins before the sentence or ends after it."""
+"""The indices of the first and the last mark of an element among the marks of its run. They are -1 if the element begins
+before the sentence, or the number of marks if it ends after the sentence."""
 
 
 def collapsed(text: str) -> tuple[str, list[int]]:
-    """Text with single spaces, and of each place in `text` the place in that."""
+    """Collapse white space to single spaces; returns the text, and its index for each index of `text`."""
     letters: list[str] = []
     places: list[int] = []
     for letter in text:
@@ -28,7 +28,7 @@ def collapsed(text: str) -> tuple[str, list[int]]:
 def nodes_of(source: str, run: Run, start: int, end: int) -> tuple[list[Node], list[Mark]]:
     """The marks that move with the words of `[start, end)` of a run, as a tree, and all of them in order.
 
-    Others stay where they are: those of elements that hold the whole sentence, and what stands at its ends.
+    Other marks stay: those of elements around the whole sentence, and those at its ends.
     """
     touching = run.within(start, end)
     if not touching:
@@ -51,7 +51,7 @@ def nodes_of(source: str, run: Run, start: int, end: int) -> tuple[list[Node], l
 
 
 def _element(run: Run, index: int, start: int, end: int) -> Range | None:
-    """The element whose first mark in a sentence this is, if it holds a part of the sentence."""
+    """The element whose first mark in the sentence is at `index`, if it contains a part of the sentence."""
     mark = run.marks[index]
     if mark.partner < 0:
         return None
@@ -91,7 +91,7 @@ def _node(source: str, run: Run, pair: Range, start: int, length: int, at: list[
 
 
 def _tree(found: list[tuple[Range, Node]]) -> list[Node]:
-    """Nodes under those that hold them."""
+    """Arrange nodes into a tree, with nodes under those that contain them."""
     roots: list[Node] = []
     opened: list[tuple[int, Node]] = []
     for (first, last), node in found:

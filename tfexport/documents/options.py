@@ -17,7 +17,7 @@ Markup = Literal["html", "markdown"]
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentOptions(Options):
-    """What of a text is translated, and in which parts."""
+    """The parts of a text that are translated, and its splitting."""
 
     split: Split | None = option(
         None,
@@ -37,19 +37,19 @@ class DocumentOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.language is not None and not re.fullmatch(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{1,8})*", self.language):
-            raise TfexportError(f"the language {self.language[:20]!r} is no code. Give one such as de or pt-BR.")
+            raise TfexportError(f"the language {self.language[:20]!r} is not a code. Give one such as de or pt-BR.")
         if self.language is not None and self.parts != "sentences":
-            raise TfexportError("--language says how sentences are split. Add --split sentences.")
+            raise TfexportError("--language is for the splitting of sentences. Add --split sentences.")
 
     @property
     def parts(self) -> Split:
-        """What is translated at once."""
+        """The kind of segments."""
         return self.split or ("sentences" if self.markup else "lines")
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputDocumentOptions(DocumentOptions):
-    """`DocumentOptions` of an input with columns."""
+    """`DocumentOptions` for an input that may have columns."""
 
     column: str | None = option(
         None,

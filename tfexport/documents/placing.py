@@ -1,8 +1,8 @@
-"""Where the marks of a sentence stand in its translation, by the alignment of its words.
+"""Placement of the marks of a sentence in its translation, by the alignment of its words.
 
-Each element is one part of the translation: that in which the most words are aligned to its source, and the fewest to what
-is beside it. Zenkel et al. (2021), "Automatic Bilingual Markup Transfer", compare ways to choose it. Elements keep their
-nesting, and none is lost.
+Each element becomes one part of the translation. The part has the most words that are aligned to the element's source, and
+the fewest that are aligned to other words. Zenkel et al. (2021), "Automatic Bilingual Markup Transfer", compare such
+methods. Elements keep their nesting, and none is lost.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ class Aligned:
 
     text: str
     targets: Sequence[Span] = ()
-    """The characters of `text` that each token is."""
+    """The characters of `text` of each token."""
     sources: Sequence[Span] = ()
-    """The characters of the source sentence that each of its tokens is."""
+    """The characters of the source sentence of each of its tokens."""
     attention: NDArray[np.float32] | None = None
     """[targets, sources]."""
 
 
 @dataclass
 class Node:
-    """What is put into a translation: an element, or something that is copied as it is."""
+    """A part that is put into a translation: an element, or a copied part."""
 
     before: str
-    """What stands before its words."""
+    """Text before its words, such as an opening tag."""
     after: str = ""
     source: Span = (0, 0)
-    """Of its text, in the characters of the source sentence; empty for what has no text."""
+    """Characters of its text in the source sentence; empty for a node without text."""
     copied: str | None = None
-    """Stands in the place of its words."""
+    """Text that replaces its words."""
     literal: str = ""
-    """Its text in the source sentence, where it is copied."""
+    """Its text in the source sentence, if it is copied."""
     at: Span = (0, 0)
     """Its words in the translation."""
     spaced: bool = False
-    """There is white space on both sides of it in the source."""
+    """Whether the source has white space on both sides of it."""
     begins: bool = False
-    """It was open before the sentence."""
+    """Whether it was open before the sentence."""
     ends: bool = False
-    """It stays open after the sentence."""
+    """Whether it stays open after the sentence."""
     children: list[Node] = field(default_factory=list)
 
 
@@ -73,9 +73,9 @@ def units(aligned: Aligned) -> list[Span]:
 
 
 def unit_attention(aligned: Aligned, found: Sequence[Span], length: int) -> Floats:
-    """What each unit attends to, [units, characters of the source], rows with a sum of 1.
+    """The attention of each unit, [units, characters of the source]; each row has the sum 1.
 
-    Without attention words are taken to stand in the order of the source.
+    Without attention, the words are assumed to be in the order of the source.
     """
     weights = np.zeros((len(found), length))
     if aligned.attention is None or not len(aligned.targets) or not len(aligned.sources):
@@ -96,7 +96,7 @@ def unit_attention(aligned: Aligned, found: Sequence[Span], length: int) -> Floa
 
 
 def place_all(nodes: Sequence[Node], aligned: Aligned, found: Sequence[Span], source: str) -> None:
-    """Give each of `nodes` its words, `at`.
+    """Set the words `at` of each of `nodes`.
 
     Args:
         found: the units of the translation.
@@ -120,15 +120,15 @@ class _Placer:
     ends: Mapping[int, int]
     """The unit that ends before a character."""
     weights: Floats
-    """What each unit attends to, [units, characters of the source]."""
+    """The attention of each unit, [units, characters of the source]."""
     aligned: Sequence[Span]
     """The word of the source that each unit attends to most."""
 
     def place(self, nodes: Sequence[Node], within: Span) -> None:
-        """Places for nodes, and for all that is in them, among the units `within`."""
+        """Place nodes, and all nodes in them, among the units `within`."""
         free = np.zeros(len(self.weights), bool)
         free[within[0] : within[1]] = True
-        # What has the most text chooses first; then what has none finds its place beside it.
+        # Nodes with the most text choose first. Nodes without text are placed next to them.
         for node in sorted(nodes, key=lambda node: (node.copied is None, node.source[0] - node.source[1])):
             if node.source[0] == node.source[1]:
                 node.at = _point(node, within, nodes, self.weights)
@@ -138,7 +138,7 @@ class _Placer:
             self.place(node.children, node.at)
 
     def _copy_of(self, node: Node, free: NDArray[np.bool_]) -> Span | None:
-        """The units that say what is copied anyway."""
+        """The units that already contain the copied text."""
         start = self.text.find(node.literal) if node.literal else -1
         while start >= 0:
             end = start + len(node.literal)
@@ -151,14 +151,14 @@ class _Placer:
     def _part(self, node: Node, within: Span, free: NDArray[np.bool_]) -> Span:
         start, end = node.source
         share = self.weights[:, start:end].sum(axis=1)
-        # The word that a unit is aligned to decides; of several such parts, the one with more attention.
+        # The word that a unit is aligned to decides. Of several such parts, the one with more attention wins.
         hits = np.array([start <= first and last <= end for first, last in self.aligned], bool)
         gains = np.where(hits, 1.0, -1.0) + 0.01 * share
         return _best_part(node, within, gains, share, free)
 
 
 def _best_part(node: Node, within: Span, gains: Floats, share: Floats, free: NDArray[np.bool_]) -> Span:
-    """The free part with the largest sum of gains; at one end of `within`, where the element goes on there."""
+    """The free part with the largest sum of gains. If the element continues beyond `within`, the part is at that end."""
     low, high = within
     if node.begins and node.ends:
         return within
@@ -198,7 +198,7 @@ def _end_part(node: Node, within: Span, gains: Floats, free: NDArray[np.bool_]) 
 
 
 def _nearest_point(within: Span, share: Floats, free: NDArray[np.bool_]) -> int:
-    """Before the unit of `within` that attends to an element most."""
+    """The place before the unit of `within` that attends most to an element."""
     part = share[within[0] : within[1]]
     place = within[0] + int(part.argmax()) if len(part) and part.max() > 0 else within[1]
     while within[0] < place < within[1] and not free[place] and not free[place - 1]:
@@ -207,7 +207,7 @@ def _nearest_point(within: Span, share: Floats, free: NDArray[np.bool_]) -> int:
 
 
 def _point(node: Node, within: Span, siblings: Sequence[Node], weights: Floats) -> Span:
-    """Where the units before attend to what is before a mark in the source, and those after it to what is after it."""
+    """The place of a mark: units before it attend to the source before the mark, units after it to the source after it."""
     low, high = within
     before = weights[low:high, : node.source[0]].sum(axis=1)
     after = weights[low:high, node.source[0] :].sum(axis=1)
@@ -217,14 +217,14 @@ def _point(node: Node, within: Span, siblings: Sequence[Node], weights: Floats) 
         first, last = other.at
         if other.source[0] == other.source[1]:
             continue
-        # Before what was open before the sentence there is no place, and none after what stays open.
+        # Nothing can be before an element that was open before the sentence, or after one that stays open.
         if (first < place or other.begins) and (place < last or other.ends):
             place = first if node.source[0] <= other.source[0] else last
     return place, place
 
 
 def rendered(text: str, nodes: Sequence[Node], found: Sequence[Span]) -> list[tuple[bool, str]]:
-    """The parts of a translation with its marks: whether each is text, and what it is.
+    """The parts of a translation with its marks, each with whether it is text.
 
     Args:
         found: `units` of the text.
@@ -255,7 +255,7 @@ def _render(
     place, last = within
 
     def words(to: int, *, gap: bool) -> None:
-        """Units up to `to`, each with the white space after it; the last one only with `gap`."""
+        """Add the units up to `to`, each with the white space after it; the last one has it only with `gap`."""
         nonlocal place
         while place < to:
             is_last = place + 1 >= last

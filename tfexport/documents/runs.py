@@ -1,4 +1,4 @@
-"""Text between two ends of blocks, as a reader sees it, and the tags within it.
+"""Runs: the text between two block boundaries, as a reader sees it, and the tags within it.
 
 <p>Ein <b>Hund</b> läuft.</p>   has the run  Ein Hund läuft.  with the marks <b> before 4 and </b> before 8.
 """
@@ -16,50 +16,50 @@ Kind = Literal["open", "close", "point", "atom"]
 
 @dataclass(frozen=True)
 class Mark:
-    """What stands in a run and is not translated."""
+    """A part of a run that is not translated."""
 
     kind: Kind
     start: int
-    """In the characters of the run. Of a tag, the character that it stands before."""
+    """Start, in characters of the run. A tag is before this character."""
     end: int
-    """As `start`, but of an atom: its text is `[start, end)` of the run."""
+    """End. The text of an atom is `[start, end)` of the run; a tag has the same `start` and `end`."""
     source: tuple[int, int]
-    """The characters of the document that it is."""
+    """Its characters in the document."""
     partner: int = -1
-    """Of an opening mark the place of the closing one among the marks of the run, and the other way round."""
+    """Index of the closing mark for an opening mark, and of the opening mark for a closing one; -1 for none."""
 
 
 @dataclass
 class Run:
-    """Text of a document that sentences are found in.
+    """Text of a document that is split into sentences.
 
     Args:
-        origins: of each character, the characters of the document that it stands for; None where those are its own.
-        marks: in the order of the document.
+        origins: characters of the document for each character of the run; None if the run is the document's text.
+        marks: marks in the order of the document.
     """
 
     text: str
     origins: Sequence[tuple[int, int]] | None = None
     marks: list[Mark] = field(default_factory=list)
     escape: Callable[[str], str] = str
-    """Writes text as the document has it."""
+    """Function that writes text in the format of the document."""
 
     def begin(self, place: int) -> int:
-        """Where the character at a place begins in the document."""
+        """The start in the document of the character at a place."""
         return place if self.origins is None else self.origins[place][0]
 
     def end(self, place: int) -> int:
-        """Where the character before a place ends in the document."""
+        """The end in the document of the character before a place."""
         return place if self.origins is None else self.origins[place - 1][1]
 
     @property
     def atoms(self) -> list[tuple[int, int]]:
-        """The characters that are kept as they are."""
+        """The characters that stay unchanged."""
         return [(mark.start, mark.end) for mark in self.marks if mark.kind == "atom"]
 
     @property
     def shape(self) -> str:
-        """The text, with letters for what is kept as it is: no sentence ends there."""
+        """The text with letters in place of unchanged parts, so that no sentence ends there."""
         parts, done = [], 0
         for start, end in self.atoms:
             parts += [self.text[done:start], "x" * (end - start)]
@@ -67,7 +67,7 @@ class Run:
         return "".join([*parts, self.text[done:]]) if parts else self.text
 
     def within(self, start: int, end: int) -> list[int]:
-        """Places of the marks that touch `[start, end]`."""
+        """Indices of the marks that touch `[start, end]`."""
         first = bisect_left(self.marks, start, key=lambda mark: mark.start)
         found = []
         for place in range(max(0, first - 1), len(self.marks)):
@@ -79,10 +79,10 @@ class Run:
 
 
 class RunBuilder:
-    """Puts a run together, from the text and the tags of a document in their order.
+    """Builds a run from the text and the tags of a document, in order.
 
     Args:
-        breaks: line breaks of the text are seen, rather than white space.
+        breaks: whether line breaks of the text are visible; otherwise they are white space.
     """
 
     def __init__(self, *, breaks: bool = False):
@@ -94,7 +94,7 @@ class RunBuilder:
         self._open: Counter[str] = Counter()
 
     def text(self, text: str, start: int, end: int) -> None:
-        """Text that stands for `[start, end)` of the document: character by character, or as a whole."""
+        """Add text for `[start, end)` of the document, mapped character by character or as a whole."""
         if not self._breaks:
             text = "".join(" " if letter.isspace() and letter != "\xa0" else letter for letter in text)
         is_same = len(text) == end - start
@@ -103,11 +103,11 @@ class RunBuilder:
             self._origins.append((start + place, start + place + 1) if is_same else (start, end))
 
     def point(self, start: int, end: int) -> None:
-        """What has no text."""
+        """Add a mark without text."""
         self._add("point", start, end)
 
     def atom(self, text: str, start: int, end: int) -> None:
-        """Text that is not translated."""
+        """Add text that is not translated."""
         if not text:
             self.point(start, end)
             return
@@ -117,13 +117,13 @@ class RunBuilder:
         self._marks.append(Mark("atom", place, place + len(text), (start, end)))
 
     def open(self, name: str, start: int, end: int) -> None:
-        """The opening tag of an element."""
+        """Add the opening tag of an element."""
         self._opened.append((name, len(self._marks)))
         self._open[name] += 1
-        self._add("point", start, end)  # until its end is found
+        self._add("point", start, end)  # a point until its end is found
 
     def close(self, name: str, start: int, end: int) -> None:
-        """The closing tag of an element; it stays where it is, if nothing of this name is open."""
+        """Add the closing tag of an element. It becomes a point if no element of this name is open."""
         if not self._open[name]:
             self._add("point", start, end)
             return
@@ -137,7 +137,7 @@ class RunBuilder:
         self._add("close", start, end, place)
 
     def run(self, escape: Callable[[str], str]) -> Run:
-        """What was put together."""
+        """The finished run."""
         return Run("".join(self._letters), self._origins, self._marks, escape)
 
     @property

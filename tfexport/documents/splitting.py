@@ -1,4 +1,4 @@
-"""Where sentences begin and end, and where a sentence may be cut that is longer than a model reads."""
+"""Splitting of text into sentences, and of sentences that are too long for a model into pieces."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Span = tuple[int, int]
 """Characters of a text, `[from, to)`."""
 
 LONGEST_QUOTATION = 300
-"""Characters. sentencex splits nothing between two quotation marks or brackets, so that a lone mark would make one sentence
-of everything up to the next one. What is longer is split as if it had none."""
+"""Maximum length of a quotation in characters. sentencex does not split between two quotation marks or brackets, so a lone
+mark would make one sentence of everything up to the next mark. Longer quotations are split like other text."""
 
 LINE_BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
-"""What `str.splitlines` splits at."""
+"""Characters that `str.splitlines` splits at."""
 
 _LINE = re.compile(f"[^{LINE_BREAKS}]+")
 _QUOTES = "\"'“”„‚‘’‛«»‹›「」『』()[]{}（）【】"
@@ -31,24 +31,24 @@ _CUTS = (
     re.compile(r"[;:,،؛—–]+(?=\s)|[、，；：]+"),
     re.compile(r"(?=\s)"),
 )
-"""Where a sentence is cut, best first: where one ends within it, at its clauses, between words."""
+"""Where a sentence is cut, best first: at the end of an inner sentence, between clauses, between words."""
 
 _SHORTEST = 3
-"""A piece is at least a third of the longest that fits, so that a clause is not cut right behind its beginning."""
+"""A piece is at least a third of the longest that fits, so that a clause is not cut right after its start."""
 
 
 def has_words(text: str) -> bool:
-    """Whether there is a letter or a digit. A model would make something up for a lone comma or a row of dashes."""
+    """Whether a text has a letter or a digit. A model would invent a translation for a lone comma or a row of dashes."""
     return any(letter.isalnum() for letter in text)
 
 
 def sentence_spans(text: str, split: Split, language: str | None) -> list[Span]:
-    """What is translated at once: the sentences of a text, or its lines, without the white space around them.
+    """The sentences of a text, or its lines, without the white space around them.
 
-    None goes over a line break. What has no letter and no digit is in none of them.
+    None contains a line break. Parts without a letter or a digit are omitted.
 
     Raises:
-        RuntimeUnavailable: sentences are asked for, and sentencex is not installed.
+        RuntimeUnavailable: the text is split into sentences, and sentencex is not installed.
     """
     ends = _sentence_splitter(language) if split == "sentences" else lambda line: [len(line)]
     found = []
@@ -72,7 +72,7 @@ def trimmed(text: str, start: int, end: int) -> Span:
 
 
 def _sentence_splitter(language: str | None) -> Callable[[str], list[int]]:
-    """What tells the ends of the sentences of a line, in a language."""
+    """A function that returns the ends of the sentences of a line, for a language."""
     try:
         import sentencex
     except ImportError as error:
@@ -101,7 +101,7 @@ def _sentence_splitter(language: str | None) -> Callable[[str], list[int]]:
 
 
 def _within_quotation(line: str, start: int, ends: Sequence[int]) -> Iterator[int]:
-    """Ends of sentences in a part of a line that begins at `start`: a mark that opens a quotation goes with what follows."""
+    """Ends of sentences in a part of a line that starts at `start`. An opening quotation mark belongs to what follows."""
     last = start
     for end in ends[:-1]:
         place = start + end
@@ -113,11 +113,11 @@ def _within_quotation(line: str, start: int, ends: Sequence[int]) -> Iterator[in
 
 
 def pieces(text: str, start: int, end: int, fits: Callable[[int, int], bool], whole: Sequence[Span] = ()) -> list[Span]:
-    """`[start, end)` of a text, cut where it is too long: each piece fits, unless not even one character does.
+    """Cut `[start, end)` of a text into pieces that fit. A single character is a piece even if it does not fit.
 
     Args:
-        fits: whether the model reads a part.
-        whole: parts that are not cut, in order; what is too long of these is a piece of its own.
+        fits: function that returns whether a part is short enough for the model.
+        whole: parts that are not cut, in order. A part that is too long becomes a piece of its own.
     """
     found, guess = [], 0
     while start < end:
@@ -136,10 +136,10 @@ def pieces(text: str, start: int, end: int, fits: Callable[[int, int], bool], wh
 
 
 def _longest(start: int, end: int, guess: int, fits: Callable[[int, int], bool]) -> int:
-    """The end of the longest part from `start` that fits; one character where none does."""
+    """The end of the longest part from `start` that fits; at least one character."""
     if fits(start, end):
         return end
-    low, high, place = start + 1, end, start + guess  # pieces are of about one length
+    low, high, place = start + 1, end, start + guess  # pieces have similar lengths
     while high - low > 1:
         if not low < place < high:
             place = min(start + 2 * (low - start), (low + high) // 2)
@@ -152,7 +152,7 @@ def _longest(start: int, end: int, guess: int, fits: Callable[[int, int], bool])
 
 
 def _cut(text: str, start: int, longest: int) -> int:
-    """The best place to cut a text, at `longest` at the latest."""
+    """The best place to cut a text, not after `longest`."""
     shortest = start + max(1, (longest - start) // _SHORTEST)
     for pattern in _CUTS:
         places = [found.end() for found in pattern.finditer(text, shortest, longest + 1) if found.end() <= longest]

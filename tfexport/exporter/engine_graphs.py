@@ -1,14 +1,14 @@
-"""Graphs of the dialect `onnx24` in the form that TensorRT builds. It computes the same values.
+"""Conversion of `onnx24` graphs to the form that TensorRT can build. The converted graphs compute the same values.
 
     caches     have a fixed length: TensorRT writes in place only into such a cache
-    positions  the encoder's table has a row for every source id that is planned; those behind the model's own are zeros,
-               and only ids behind `src_len` read them
-    masks      are numbers that are added to the scores, in half precision where heads are not multiples of 8: with
-               boolean masks TensorRT's compiler fails there (`MyelinCheckException`)
-    attention  that stays in float32 within a graph in half precision is written out as matrix products: TensorRT would
-               compute it in half precision, and its compiler fails in self-attention of a step
+    positions  the encoder's table has a row for every planned source id. Rows after the model's own are zeros, and only
+               ids after `src_len` read them
+    masks      are added to the scores as numbers, in half precision with heads that are not multiples of 8: TensorRT's
+               compiler fails on boolean masks there (`MyelinCheckException`)
+    attention  that stays in float32 in a half-precision graph is written as matrix products: TensorRT would compute it in
+               half precision, and its compiler fails in self-attention of a step
 
-The compiler pads such heads itself, and takes its fused attention for them: see docs/decisions/dialects.md.
+The compiler pads such heads itself and uses its fused attention for them; see docs/decisions/dialects.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tfexport.exporter.engine_plan import Profile
 
 HEAD_MULTIPLE = 8
-"""Half-precision attention has kernels for heads of such sizes; the others are padded."""
+"""Head sizes with kernels for half-precision attention are multiples of it. Other heads are padded."""
 
 _POSITIONS = "encoder.positions.table"
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -39,7 +39,7 @@ def prepare(model: onnx.ModelProto, profile: Profile, cache: int) -> None:
 
 
 def freeze_cache(model: onnx.ModelProto, cache: int) -> None:
-    """Write `cache` for the axis `cache` of all inputs and outputs: TensorRT writes in place only into a fixed length."""
+    """Set the axis `cache` of all inputs and outputs to `cache`: TensorRT writes in place only into a fixed length."""
     for value in (*model.graph.input, *model.graph.output):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param == "cache":
@@ -47,9 +47,9 @@ def freeze_cache(model: onnx.ModelProto, cache: int) -> None:
 
 
 def longer_positions(model: onnx.ModelProto, source: int) -> None:
-    """Give the encoder's position table rows of zeros, so that it has enough of them for `source` ids.
+    """Append rows of zeros to the encoder's position table, so that it has `source` rows.
 
-    TensorRT joins table and zeros when it builds. Relative positions have no such table.
+    TensorRT joins the table and the zeros during the build. Relative positions have no such table.
     """
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     joins: list[onnx.NodeProto] = []
@@ -70,13 +70,13 @@ def longer_positions(model: onnx.ModelProto, source: int) -> None:
 
 
 def buildable_attention(model: onnx.ModelProto) -> None:
-    """Give the attention of a graph in half precision the form that TensorRT's compiler takes; float32 graphs stay.
+    """Convert the attention of a half-precision graph to a form that TensorRT can build; float32 graphs stay unchanged.
 
-    Attention in half precision, with heads that are not multiples of `HEAD_MULTIPLE`: a boolean mask becomes numbers, 0
-    where it is true, and elsewhere half of the least number of the type. The softmax of such a score is 0, and its sum with
+    Half-precision attention with heads that are not multiples of `HEAD_MULTIPLE`: the boolean mask becomes numbers. They are
+    0 where the mask is true, and else half of the type's least number. The softmax of such a score is 0, and its sum with
     another score is finite.
 
-    Attention in float32, which a budget may keep there: it becomes MatMul, Softmax and MatMul.
+    Attention that a budget keeps in float32 becomes MatMul, Softmax and MatMul.
     """
     known = onnx.shape_inference.infer_shapes(model).graph
     types = {value.name: value.type.tensor_type for value in (*known.value_info, *known.input, *known.output)}
@@ -97,7 +97,7 @@ def buildable_attention(model: onnx.ModelProto) -> None:
 
 
 class _Form:
-    """The nodes of a graph whose attention is given another form; `types` are those of its values."""
+    """The nodes of a graph with converted attention; `types` are the types of its values."""
 
     def __init__(self, types: Mapping[str, Any]):
         self.nodes: list[onnx.NodeProto] = []
@@ -106,8 +106,8 @@ class _Form:
         self._numbers: dict[tuple[str, int], str] = {}
 
     def numbers(self, mask: str, dtype: int) -> str:
-        """`mask` as numbers that are added to scores."""
-        if self._types[mask].elem_type != TensorProto.BOOL:  # of relative positions: it has their bias already
+        """Convert `mask` to numbers that are added to scores."""
+        if self._types[mask].elem_type != TensorProto.BOOL:  # with relative positions: it already includes their bias
             return mask
         if (mask, dtype) not in self._numbers:
             least = float(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(dtype)).min)
@@ -116,7 +116,7 @@ class _Form:
         return self._numbers[mask, dtype]
 
     def write_out(self, node: onnx.NodeProto) -> None:
-        """softmax(query * key * scale + mask) * value, node by node."""
+        """Write softmax(query * key * scale + mask) * value as single nodes."""
         query, key, value, mask = node.input[:4]
         (scale,) = (attribute.f for attribute in node.attribute if attribute.name == "scale")
         turned = self._add("Transpose", [key], f"{node.name}/turned", perm=(0, 1, 3, 2))

@@ -1,4 +1,4 @@
-"""Which lengths TensorRT engines are built for, and what that costs, known before anything is built."""
+"""The lengths that TensorRT engines are built for, and an estimate of their cost before the build."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from tfexport.errors import EngineError
 from tfexport.models.sizes import cross_matrices, decoder_step_matrices, encoder_matrices, output_matrix
 
 BLOCK = 32
-"""Lengths are planned in multiples of it."""
+"""Planned lengths are multiples of it."""
 
 ENGINE_BYTES = 5 << 20
-"""What an engine file of TensorRT for RTX holds beside the weights."""
+"""Size of an engine file of TensorRT for RTX without its weights."""
 
 BUILD_SECONDS, BUILD_RATE = 0.6, 150e6
-"""Seconds for an engine, and bytes of weights a second beyond that, of TensorRT for RTX on two CPU cores."""
+"""Build time of TensorRT for RTX on two CPU cores: seconds per engine, and bytes of weights per second in addition."""
 
 Profile = dict[str, list[list[int]]]
-"""For every input of a graph its smallest, usual and largest shape."""
+"""Smallest, usual and largest shape of each input of a graph."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LengthPlan:
     """The sizes that engines are built for.
 
-    A cache's length is fixed in an engine, and each step reads all of it: so there are several small ones, and decoding
-    goes on to the next when one is full.
+    An engine fixes the length of its cache, and each step reads the whole cache. So there are several engines, and decoding
+    moves to the next larger cache when one is full.
 
     Raises:
         EngineError: a size is not above 0.
@@ -39,9 +39,9 @@ class LengthPlan:
     max_batch: int = 32
     max_beam: int = 4
     max_source: int = 128
-    """Source ids, bos and eos included."""
+    """Maximum number of source ids, including bos and eos."""
     cache: tuple[int, ...] = (32, 64, 128)
-    """Slots of the caches, ascending; the last is the longest translation."""
+    """Cache sizes in slots, ascending. The last is the length of the longest translation."""
 
     def __post_init__(self) -> None:
         if min(self.max_batch, self.max_beam, self.max_source, *self.cache, len(self.cache)) < 1:
@@ -51,8 +51,8 @@ class LengthPlan:
     def for_lengths(cls, lengths: Sequence[int], *, max_batch: int = 32, max_beam: int = 4) -> LengthPlan:
         """A plan for texts with sources of these `lengths` in ids.
 
-        A translation is taken to have at most 1.5 times as many tokens as its source, and 10 more; the caches hold the
-        translations of half, of nine tenths and of all of the sources.
+        The plan assumes that a translation has at most 1.5 times the tokens of its source plus 10. The caches fit the
+        translations of half, nine tenths and all of the sources.
 
         Raises:
             EngineError: there are no lengths.
@@ -69,7 +69,7 @@ class LengthPlan:
         return self.max_batch * self.max_beam
 
     def fitted(self, config: ModelConfig, precision: Precision) -> LengthPlan:
-        """This plan within the model's positions, up to lengths that let tensors lie aligned side by side.
+        """This plan limited to the model's positions, with lengths rounded up so that adjacent tensors are aligned.
 
         Sources may be padded beyond the model's positions (`engine_graphs.longer_positions`); longer ones are not decoded.
         """
@@ -78,11 +78,11 @@ class LengthPlan:
         sizes = sorted({_up(size, step) for size in self.cache})
         needed = (
             sum(size < config.max_target_length for size in sizes) + 1
-        )  # the first that holds all positions is enough
+        )  # the first cache for all positions is enough
         return replace(self, max_source=source, cache=tuple(sizes[:needed]))
 
     def jobs(self) -> list[tuple[Role, int]]:
-        """The engines of one precision and GPU: role and cache slots."""
+        """The engines of one precision and GPU, as roles and cache slots."""
         return [("encoder", 0), ("select_rows", 0), *(("decoder_step", size) for size in self.cache)]
 
     def profile(self, graph: GraphSpec, config: ModelConfig, cache: int) -> Profile:
@@ -109,10 +109,10 @@ class LengthPlan:
         }
 
     def workspace(self, config: ModelConfig) -> int:
-        """Bytes that an engine may use for what it computes in between, at most: four times what its largest needs.
+        """Maximum workspace of an engine in bytes, for intermediate values: four times the size of the largest ones.
 
-        That is a feed-forward layer of the encoder and the scores of its attention, or the logits of a step and what
-        their sorting takes, in float32.
+        The largest are a feed-forward layer of the encoder and the scores of its attention, or the logits of a step and the
+        memory to sort them, in float32.
         """
         tokens = self.max_batch * self.max_source
         encoder = tokens * (config.d_ff + 4 * config.d_model + config.n_heads * self.max_source)
@@ -120,7 +120,7 @@ class LengthPlan:
         return max(64 << 20, 4 * ITEM_SIZES["float32"] * max(encoder, step))
 
     def memory(self, config: ModelConfig, precision: Precision) -> dict[str, int]:
-        """Estimated bytes on the GPU, by what they are for."""
+        """Estimated GPU memory in bytes, by purpose."""
         item = ITEM_SIZES[precision]
         weights = weight_bytes(config, precision)
         token_bytes = 2 * config.n_decoder_layers * config.d_attention * item  # keys and values of one token
@@ -136,19 +136,19 @@ class LengthPlan:
 
 @dataclass(frozen=True)
 class PlanCost:
-    """What the engines of one precision cost."""
+    """The cost of the engines of one precision."""
 
     precision: Precision
     plan: LengthPlan
-    """Fitted to the model."""
+    """The plan, fitted to the model."""
     memory: dict[str, int]
     limit: int
-    """Bytes of GPU memory there are."""
+    """Size of the GPU memory in bytes."""
     engines: int
     disk: int
-    """Estimated bytes of the engine files."""
+    """Estimated size of the engine files in bytes."""
     seconds: float | None
-    """Estimated for the whole build; None where nothing is known before."""
+    """Estimated time of the whole build; None if it is not known in advance."""
 
 
 def cost(
@@ -163,8 +163,8 @@ def cost(
     """The cost of building `plan` for `n_gpus` GPU generations.
 
     Args:
-        limit: bytes of GPU memory.
-        library: `tensorrt_rtx`, or `tensorrt`, whose builds take what its timing on the GPU takes.
+        limit: size of the GPU memory in bytes.
+        library: `tensorrt_rtx`, or `tensorrt`, whose build time depends on its timing on the GPU.
 
     Raises:
         EngineError: the plan does not fit into `limit`.
@@ -187,7 +187,7 @@ def cost(
 
 
 def weight_bytes(config: ModelConfig, precision: Precision) -> dict[str, int]:
-    """Bytes of the matrices in the encoder and in a decoder step, embeddings and positions included, vectors left out."""
+    """Bytes of the matrices in the encoder and in a decoder step, with embeddings and positions, without vectors."""
     item, d = ITEM_SIZES[precision], config.d_model
     encoder = (config.src_vocab_size + config.max_source_length) * d + encoder_matrices(config) + cross_matrices(config)
     step = (config.tgt_vocab_size + config.max_target_length) * d + decoder_step_matrices(config)

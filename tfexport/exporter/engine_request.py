@@ -1,4 +1,4 @@
-"""A request for TensorRT engines: it chooses what is open, tells costs and refuses what cannot be built, before a build."""
+"""A request for TensorRT engines: it chooses defaults, estimates costs and rejects impossible builds before the build."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from tfexport.exporter.options import EngineOptions
 from tfexport.system.gpu import find_gpu
 
 MAX_SOURCE, CACHE = 128, (32, 64, 128)
-"""Where no sizes are given."""
+"""Default sizes."""
 ASSUMED_MEMORY = 8 << 30
-"""Bytes of GPU memory where it is not said and no GPU is here to ask."""
+"""Assumed GPU memory in bytes, if it is not given and this machine has no GPU."""
 
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """Engines that someone asks for."""
+    """The engines that a user requests."""
 
     plan: LengthPlan
     precisions: tuple[Precision, ...]
     gpus: tuple[str, ...]
-    """Empty: the GPU here, or else portable engines."""
+    """GPU generations. Empty for the GPU of this machine, or for portable engines if it has none."""
     library: Literal["auto", "tensorrt", "tensorrt_rtx"] = "auto"
     gpu_memory: int | None = None
     """Bytes."""
@@ -41,10 +41,10 @@ class EngineRequest:
     def of(
         cls, options: EngineOptions, precisions: tuple[Precision, ...], plan: LengthPlan | None = None
     ) -> EngineRequest:
-        """The request that options describe.
+        """The request that the options describe.
 
         Args:
-            plan: lengths in the place of those of the options.
+            plan: lengths that replace those of the options.
 
         Raises:
             TfexportError: a precision is for the CPU alone.
@@ -52,7 +52,7 @@ class EngineRequest:
         quantized = [contract.short_name(wanted) for wanted in precisions if wanted in contract.QUANTIZED]
         if quantized:
             raise TfexportError(
-                f"engines have no {', '.join(quantized)}: it is for the CPU. Build them in fp32, fp16 or bf16."
+                f"engines do not support {', '.join(quantized)}, which is for the CPU. Build them in fp32, fp16 or bf16."
             )
         own = LengthPlan(
             max_batch=options.max_batch,
@@ -64,10 +64,10 @@ class EngineRequest:
         return cls(plan or own, precisions, options.gpu, options.library, memory)
 
     def resolved(self, say: Callable[[str], None]) -> tuple[tuple[str, ...], Library, int]:
-        """GPUs, library and memory, with what was left open chosen and said.
+        """GPUs, library and memory. Missing values are chosen, and notes report the choice.
 
         Raises:
-            EngineError: something is no name of a GPU generation, or full TensorRT is to build for a GPU elsewhere.
+            EngineError: a GPU generation is unknown, or full TensorRT is requested for another machine's GPU.
         """
         try:
             here = find_gpu()
@@ -93,7 +93,7 @@ class EngineRequest:
         return gpus, library, memory or ASSUMED_MEMORY
 
     def costs(self, config: ModelConfig, say: Callable[[str], None]) -> list[PlanCost]:
-        """What the engines will cost, for each precision.
+        """The estimated cost of the engines, for each precision.
 
         Raises:
             EngineError: the plan does not fit the model or the GPU's memory.
@@ -105,12 +105,12 @@ class EngineRequest:
         ]
 
     def check(self, config: ModelConfig) -> None:
-        """Raise now what `build` would raise at once.
+        """Raise the errors that `build` would raise at its start.
 
         Raises:
             EngineError: the model is a classifier.
             EngineError: the library does not build for one of the GPUs.
-            RuntimeUnavailable: the library, or a GPU that is asked for, is not here.
+            RuntimeUnavailable: the library is not installed, or a requested GPU is missing.
         """
         if config.is_classifier:
             raise EngineError(
@@ -123,7 +123,7 @@ class EngineRequest:
             builder.generation(gpu)
 
     def build(self, directory: Path, built: Callable[[Engine, int], None]) -> Sequence[Engine]:
-        """Build the engines into the bundle at `directory`; `built` hears of each and of its bytes.
+        """Build the engines into the bundle at `directory`; `built` is called with each engine and its size in bytes.
 
         Raises:
             BundleError, EngineError, RuntimeUnavailable: see `build_engines`.

@@ -1,10 +1,10 @@
 """ONNX graphs to TensorRT engines, with `tensorrt` on the GPU itself or ahead of time with `tensorrt_rtx`.
 
 TensorRT for RTX builds for a named GPU generation on any machine, also one without a GPU. Full TensorRT times its kernels
-on the GPU that it builds for. Both are always told precisions by the graph (strongly typed networks).
+on the GPU that it builds for. In both, the graph determines all precisions (strongly typed networks).
 
-What TensorRT would get wrong without a word is refused before anything is built: see `refuse_traps`, `check_network`. What
-it cannot build in the form of the bundle is given another form: see `engine_graphs`.
+Graphs that TensorRT would silently compute wrongly are rejected before the build (`refuse_traps`, `check_network`). Graphs
+that it cannot build as they are in the bundle are converted (`engine_graphs`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tfexport.system.gpu import find_gpu
 from tfexport.system.imports import import_failure
 
 HERE = "here"
-"""The GPU of the machine that builds."""
+"""Name for the GPU of the machine that builds."""
 
 
 def build_engines(
@@ -42,18 +42,18 @@ def build_engines(
     library: Library,
     built: Callable[[Engine, int], None],
 ) -> list[Engine]:
-    """Build engines for a bundle and put them into it; engines that it has for other GPUs and precisions stay.
+    """Build engines for a bundle and add them to it. Its engines for other GPUs and precisions stay.
 
     Args:
-        gpus: `sm89` and the like or `portable` with `tensorrt_rtx`, `here` with either.
-        built: called with each engine and its bytes as soon as it is there.
+        gpus: generations such as `sm89` or `portable` with `tensorrt_rtx`; `here` with both libraries.
+        built: called with each engine and its size in bytes as soon as it is built.
 
     Returns:
         The new engines.
 
     Raises:
         BundleError: the bundle has no graphs of a precision, or cannot be written.
-        EngineError: TensorRT refuses a graph, or a graph would not be computed as it says.
+        EngineError: TensorRT rejects a graph, or would not compute what the graph defines.
         RuntimeUnavailable: the library is not installed.
     """
     bundle = open_bundle(directory)
@@ -78,7 +78,7 @@ def build_engines(
 def _variant(
     builder: Builder, bundle: Bundle, plan: LengthPlan, precision: Precision, gpu: str
 ) -> Iterator[tuple[Engine, memoryview]]:
-    """The engines of one precision for one GPU generation, one after the other."""
+    """Build the engines of one precision for one GPU generation, one after the other."""
     fitted = plan.fitted(bundle.config, precision)
     graphs = {graph.role: graph for graph in graph_contract.graphs_of(bundle.config, precision)}
     for role, cache in fitted.jobs():
@@ -102,11 +102,11 @@ def _variant(
 
 
 WITHOUT_FLOAT32_PRODUCTS = ("sm75",)
-"""Generations that TensorRT for RTX names but builds no float32 matrix product for, which every decoder step has."""
+"""Generations that TensorRT for RTX names, but cannot build float32 matrix products for. Every decoder step needs them."""
 
 
 def refuse_elsewhere(library: Library, gpu: str) -> None:
-    """Raises EngineError where full TensorRT is to build for a GPU other than that of this machine."""
+    """Raise EngineError if full TensorRT is requested for a GPU other than that of this machine."""
     if library == "tensorrt" and gpu != HERE:
         raise EngineError(
             f"full TensorRT builds on the GPU itself, not ahead of time for {gpu}. Use --gpu here, or --library "
@@ -119,7 +119,7 @@ class Builder:
 
     Raises:
         RuntimeUnavailable: the library is not installed.
-        EngineError: it is older than the operators that the graphs use.
+        EngineError: the library is too old for the operators of the graphs.
     """
 
     def __init__(self, library: Library):
@@ -139,10 +139,10 @@ class Builder:
         self._builder = self.trt.Builder(self._logger)
 
     def generation(self, gpu: str) -> str:
-        """`gpu` as it is written into the manifest.
+        """The name of `gpu` in the manifest.
 
         Raises:
-            EngineError: this library cannot build for it.
+            EngineError: this library cannot build for the GPU.
         """
         refuse_elsewhere(self.library, gpu)
         gpu = find_gpu().generation if gpu == HERE else gpu
@@ -158,10 +158,10 @@ class Builder:
         return gpu
 
     def build(self, path: Path, graph: GraphSpec, profile: Profile, cache: int, gpu: str, workspace: int) -> memoryview:
-        """The engine of the graph at `path`, serialised; it computes in at most `workspace` bytes.
+        """Build the graph at `path`; returns the serialised engine. Its workspace has at most `workspace` bytes.
 
         Raises:
-            EngineError: TensorRT refuses it, or would compute something else.
+            EngineError: TensorRT rejects the graph, or would compute something else.
         """
         model = onnx.load(path, load_external_data=False)
         prepare(model, profile, cache)
@@ -184,20 +184,20 @@ class Builder:
 
     @property
     def _timings(self) -> str:
-        """The file of kernel timings, which hold for one version on one GPU."""
+        """Name of the file of kernel timings, which are valid for one version on one GPU."""
         return f"timings-{self.trt.__version__}-{re.sub(r'[^A-Za-z0-9]+', '-', find_gpu().name)}"
 
     def _use_timings(self, settings: Any) -> None:
-        for content in (disk_cache.load(self._timings), b""):  # without those of before where TensorRT refuses them
+        for content in (disk_cache.load(self._timings), b""):  # empty if TensorRT rejects the earlier timings
             timings = settings.create_timing_cache(content)
             if timings is not None and settings.set_timing_cache(timings, ignore_mismatch=False):
                 return
 
     def parse(self, model: onnx.ModelProto, path: Path) -> Any:
-        """`model` as a TensorRT network whose attention layers may be decomposed; weights are read beside `path`.
+        """Parse `model` into a TensorRT network whose attention layers may be decomposed. The weights are next to `path`.
 
         Raises:
-            EngineError: the parser refuses it.
+            EngineError: the parser rejects the model.
         """
         trt = self.trt
         flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
@@ -208,7 +208,7 @@ class Builder:
             errors = [parser.get_error(index) for index in range(parser.num_errors)]
             problems = [f"{error.node_name()} ({error.node_operator()}): {error.desc()}" for error in errors]
             raise EngineError(f"TensorRT cannot read {path.name}: {'; '.join(problems)}. {_UPGRADE}")
-        # No fused kernel takes float32 with several queries, and the attribute in ONNX would not load elsewhere.
+        # No fused kernel supports float32 with several queries, and other runtimes would not load the ONNX attribute.
         for attention in attentions(trt, network):
             attention.decomposable = True
         return network
@@ -231,25 +231,25 @@ _UPGRADE = "Upgrade the library, or decode with ort-cuda."
 
 
 def refuse_traps(model: onnx.ModelProto, graph: GraphSpec) -> None:
-    """Refuse what TensorRT would silently compute otherwise than the graph says.
+    """Reject graphs that TensorRT would silently compute differently.
 
     Raises:
-        EngineError: an attention tells lengths instead of a mask (the parser ignores them) or keeps a cache of its own;
-            or the cache of `graph` is not written in place, from an input of fixed length straight to an output.
+        EngineError: an attention has lengths instead of a mask (the parser ignores them) or keeps its own cache; or the
+            cache of `graph` is not written in place, from an input of fixed length directly to an output.
     """
     for node in model.graph.node:
         if node.op_type == "Attention":
             given = [index for index, name in enumerate(node.input) if name]
             if 6 in given:
                 raise EngineError(
-                    f"{node.name} tells lengths (nonpad_kv_seqlen), which TensorRT ignores: it would attend to garbage. "
+                    f"{node.name} has lengths (nonpad_kv_seqlen), which TensorRT ignores: it would attend to garbage. "
                     "Build from the onnx24 graph, which has masks."
                 )
             if 3 not in given:
                 raise EngineError(f"{node.name} has no mask: it would attend to padding. Build from the onnx24 graph.")
             if {4, 5} & set(given) or len(node.output) > 1:
                 raise EngineError(
-                    f"{node.name} keeps its own cache, which TensorRT refuses. Build from the onnx24 graph."
+                    f"{node.name} keeps its own cache, which TensorRT rejects. Build from the onnx24 graph."
                 )
     fixed = {value.name: _is_fixed(value, axis=2) for value in model.graph.input}
     for past, present in graph.caches.items():
@@ -259,11 +259,11 @@ def refuse_traps(model: onnx.ModelProto, graph: GraphSpec) -> None:
         if not is_aliased or any(node.op_type not in ("TensorScatter", "Shape") for node in readers):
             raise EngineError(
                 f"{past} is not written in place: TensorRT needs one TensorScatter on axis -2 from it to {present}, and "
-                "nothing else reading it. Build from the onnx24 graph."
+                "no other node may read it. Build from the onnx24 graph."
             )
         if not fixed[past]:
             raise EngineError(
-                f"{past} has no fixed length, which TensorRT needs of a cache. Freeze it before building."
+                f"{past} has no fixed length, which TensorRT needs for a cache. Freeze it before building."
             )
 
 
@@ -286,7 +286,7 @@ def attentions(trt: Any, network: Any) -> Iterator[Any]:
 
 
 def check_network(trt: Any, network: Any, graph: GraphSpec, profile: Profile) -> None:
-    """Compare what the parser made of a graph with the contract.
+    """Compare the parsed network of a graph with the contract.
 
     Raises:
         EngineError: an attention lost its mask or may not be decomposed; a cache is not updated in place; a tensor has
@@ -329,7 +329,7 @@ def _check_profile(name: str, shape: list[int], profile: Profile) -> None:
 
 
 def _logger(trt: Any, messages: list[str]) -> Any:
-    """A logger that keeps errors for the exception that tells of them, and drops the rest."""
+    """A logger that collects errors for the message of an exception, and drops other messages."""
 
     class Collector(trt.ILogger):
         def __init__(self) -> None:

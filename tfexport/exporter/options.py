@@ -60,7 +60,7 @@ class GraphOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetOptions(Options):
-    """What a low precision may lose, and on which text."""
+    """The allowed loss of a low precision, and the text to measure it on."""
 
     budget: str | None = option(
         None,

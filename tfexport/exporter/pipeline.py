@@ -1,4 +1,4 @@
-"""Canonical model to ONNX graphs: names and axes from the contract, weights by reference into one file a precision."""
+"""Export of the canonical model to ONNX graphs. The contract defines names and axes; each precision has one weights file."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from tfexport.system.version import version
 
 
 class Choice(Protocol):
-    """Which modules of a precision stay in float32."""
+    """The modules of a precision that stay in float32."""
 
     @property
     def kept_modules(self) -> tuple[str, ...]:
-        """Their paths within the model."""
+        """The paths of the modules within the model."""
         ...
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class Choice(Protocol):
 
 
 class Chooser(Protocol):
-    """Chooses the modules that stay in float32, such as `verification.budget.Budget` on text."""
+    """Chooses the modules that stay in float32; an example is `verification.budget.Budget`, which measures on text."""
 
     def __call__(
         self,
@@ -68,23 +68,23 @@ class Chooser(Protocol):
         folder: Path,
         emit: Callable[[Collection[str]], list[contract.GraphSpec]],
     ) -> Choice:
-        """Choose by trying graphs: `emit` writes into `folder` those in which the given modules stay in float32."""
+        """Choose by trying graphs. `emit` writes graphs in which the given modules stay in float32 into `folder`."""
         ...
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What `export` did."""
+    """The result of `export`."""
 
     directory: Path
     closest: dict[contract.Precision, Compared]
-    """For each precision, of all values of its graphs the one that came closest to what is allowed."""
+    """The graph value that came closest to its limit, for each precision."""
     choices: dict[contract.Precision, Choice]
-    """What stays in float32 for a budget."""
+    """The modules that stay in float32 for a budget."""
 
 
 def automatic_precisions(given: str) -> tuple[str, tuple[contract.Precision, ...]]:
-    """`fp32,auto-int8` to `fp32,int8` and the precisions that had `auto-` before them."""
+    """Remove the prefixes `auto-`: `fp32,auto-int8` to `fp32,int8`, and the precisions that had one."""
     names = [name.strip() for name in given.split(",")]
     plain = [name.removeprefix("auto-") for name in names]
     automatic = [name.removeprefix("auto-") for name in names if name.startswith("auto-")]
@@ -97,7 +97,7 @@ def automatic_precisions(given: str) -> tuple[str, tuple[contract.Precision, ...
 
 
 def bundle_beside(checkpoint: Path) -> Path:
-    """Where the bundle of a checkpoint lies when no other place is given: beside it."""
+    """The default path of a checkpoint's bundle, next to the checkpoint."""
     directory = checkpoint.with_suffix("")
     if directory == checkpoint or checkpoint.is_dir():
         return checkpoint.with_name(f"{checkpoint.name}.bundle")
@@ -117,26 +117,26 @@ def export(
     verify: Callable[[Path, Model], None] | None = None,
     shortlist: bool = False,
 ) -> Exported:
-    """Export a checkpoint to a bundle, checked against PyTorch before it is moved into place.
+    """Export a checkpoint to a bundle. The bundle is checked against PyTorch before it is moved into place.
 
     Args:
-        precisions: variants to write beside float32, which is always there.
-        alignments: write step graphs that tell their cross-attention, beside those that do not.
-        choosers: for precisions of which some modules stay in float32: what chooses these.
-        check: hold every value of every graph against PyTorch.
-        tolerance: a fixed limit for these values, in the place of what follows from rounding.
-        verify: called with the folder of the whole bundle and the model, before it is moved into place; what it raises stops
-            that.
-        shortlist: write graphs that compute the logits of a shortlist alone, too.
+        precisions: precisions to write in addition to float32, which is always written.
+        alignments: also write step graphs that return their cross-attention.
+        choosers: functions that choose the modules that stay in float32, for the precisions that need such a choice.
+        check: compare every value of every graph with PyTorch.
+        tolerance: a fixed limit for these values, instead of the limit derived from rounding.
+        verify: called with the folder of the complete bundle and the model, before the bundle is moved into place. An
+            exception stops the export.
+        shortlist: also write graphs that compute only the logits of a shortlist.
 
     Raises:
         BundleError: the bundle exists already or cannot be written.
-        TfexportError: the graphs do not compute what PyTorch computes, or a classifier is to tell alignments.
+        TfexportError: the graphs do not compute the values of PyTorch, or alignments are requested of a classifier.
     """
     model = checkpoint.build_model()
     config = checkpoint.config
     if alignments and config.is_classifier:
-        raise TfexportError("an encoder classifier writes nothing that could be aligned. Leave --alignments out.")
+        raise TfexportError("an encoder classifier has no output to align. Leave --alignments out.")
     graphs: list[contract.GraphSpec] = []
     closest: dict[contract.Precision, Compared] = {}
     choices: dict[contract.Precision, Choice] = {}
@@ -151,7 +151,7 @@ def export(
             if check:
                 definition = Definition.of(model, precision, stored, keep)
                 closest[precision] = check_written(definition, written, folder, tolerance=tolerance)
-                return_freed_memory(now=True)  # of its sessions, several times the weights
+                return_freed_memory(now=True)  # the sessions take several times the weights
             graphs += written
         for side, name in TOKENIZER_FILES.items():
             tokenizer = getattr(checkpoint.tokenizers, side)
@@ -170,16 +170,16 @@ def export(
 REMEDY: dict[contract.Precision, str] = {
     "float16": "Its activations may not fit this precision: export in fp32, or in bf16, which has its range.",
 }
-"""What may be done about a graph that is too far off, where it is not a fault of ours."""
+"""Advice for a graph with too large errors, if the cause is the precision."""
 
 
 def check_written(
     definition: Definition, graphs: Sequence[contract.GraphSpec], folder: Path, *, tolerance: float | None = None
 ) -> Compared:
-    """Hold the graphs of a precision against their definition; returns the value that came closest to what is allowed.
+    """Compare the graphs of a precision with their definition; returns the value that came closest to its limit.
 
     Raises:
-        TfexportError: a value is too far off.
+        TfexportError: an error exceeds its limit.
     """
     found = []
     for graph in graphs:
@@ -196,12 +196,12 @@ def check_written(
 
 
 def _chosen(model: Model, precision: contract.Precision, folder: Path, chooser: Chooser) -> Choice:
-    """The modules to keep in float32, by trying graphs in `folder`, where float32's weights are."""
+    """Choose the modules to keep in float32 by trying graphs in `folder`, which has the float32 weights."""
     if isinstance(model, EncoderClassifier):
         raise TfexportError(
-            "encoder classifiers decode nothing that a budget could hold. Give a precision without auto-."
+            "encoder classifiers have no output to measure a budget on. Give a precision without auto-."
         )
-    # Weights that are too large for the precision are among those that can be kept.
+    # Weights that are too large for the precision can be kept in float32.
     write_variant(
         model, precision, folder, [path for path, _ in model.named_modules()] if precision == "float16" else ()
     )
@@ -214,7 +214,7 @@ def _chosen(model: Model, precision: contract.Precision, folder: Path, chooser: 
 def write_variant(
     model: Model, precision: contract.Precision, folder: Path, keep: Collection[str] = ()
 ) -> Stored | None:
-    """Write the weights of a precision, but for those of modules that stay in float32; returns those of a quantized one."""
+    """Write the weights of a precision, except those of modules that stay in float32; returns quantized weights."""
     if precision in contract.QUANTIZED:
         return write_quantized(model, precision, folder, keep)
     write_weights(in_precision(model, precision, keep), precision, folder)
@@ -247,12 +247,12 @@ def write_graphs(
     alignments: bool = False,
     shortlist: bool = False,
 ) -> list[contract.GraphSpec]:
-    """Write the graphs of a precision over the weights that lie in `folder`; returns them.
+    """Write the graphs of a precision for the weights in `folder`; returns the graphs.
 
     Args:
         keep: modules that stay in float32: projections of quantized graphs, paths of nodes in half precision.
-        alignments: steps that tell their cross-attention too.
-        shortlist: those for shortlists, too; not where the output projection is one that stays in float32.
+        alignments: also write steps that return their cross-attention.
+        shortlist: also write graphs for shortlists, unless the output projection stays in float32.
     """
     stored = StoredWeights(*(folder / file for file in weights_files(config, precision)))
     kinds = (graph_contract.graphs_of, *([graph_contract.attention_graphs_of] if alignments else []))
@@ -269,7 +269,7 @@ def write_graphs(
 
 
 def weights_files(config: ModelConfig, precision: contract.Precision) -> list[str]:
-    """The files of all tensors that graphs of a precision point to."""
+    """The files of all tensors that graphs of a precision refer to."""
     files = [contract.weights_file(precision)]
     if precision in contract.QUANTIZED:
         files.append(contract.WEIGHTS_FILE)
@@ -279,16 +279,16 @@ def weights_files(config: ModelConfig, precision: contract.Precision) -> list[st
 
 
 def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, keep: Collection[str] = ()) -> ir.Model:
-    """A graph of any dialect, its weights in `stored`, the modules `keep` in float32."""
+    """A graph of any dialect, with its weights in `stored` and the modules `keep` in float32."""
     return _DIALECTS.get(graph.dialect, portable.emit)(graph, config, stored, keep)
 
 
 _DIALECTS = {"ort": ort.emit, "ort-cuda": ort_cuda.emit}
-"""What emits the graphs of dialects that are not portable."""
+"""The functions that emit graphs of the dialects that are not portable."""
 
 
 def write_weights(model: Model, precision: contract.Precision, folder: Path) -> None:
-    """Write the weights of `model`, which is of this precision, and what screening adds to them."""
+    """Write the weights of `model`, which is in this precision, and the tensors for screening."""
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     tensors = with_stacked(tensors, model.config, precision)
     save_weights(tensors, folder / contract.weights_file(precision), {"format": "pt"})
@@ -302,8 +302,8 @@ def write_weights(model: Model, precision: contract.Precision, folder: Path) -> 
 def with_stacked(
     tensors: Mapping[str, torch.Tensor], config: ModelConfig, precision: contract.Precision
 ) -> dict[str, torch.Tensor]:
-    """`tensors` as a weights file has them: in half precision with the query, key and value of a decoder's self-attention as
-    one (`graphs/stored_weights.py`)."""
+    """`tensors` in the form of a weights file: half precision has the query, key and value of a decoder's self-attention in
+    one tensor (`graphs/stored_weights.py`)."""
     found = dict(tensors)
     if precision in ("float16", "bfloat16") and not config.is_classifier:
         for projection in decoder_projections(config):
@@ -315,12 +315,12 @@ def with_stacked(
 
 
 def write_quantized(model: Model, precision: contract.Precision, folder: Path, keep: Collection[str] = ()) -> Stored:
-    """Write the quantized weights of `model`, which is float32, and return them.
+    """Quantize and write the weights of `model`, which is in float32, and return them.
 
-    The projections `keep` are left as they are.
+    The projections `keep` stay in float32.
 
     Raises:
-        TfexportError: it is a classifier, or a weight is not a finite number.
+        TfexportError: the model is a classifier, or a weight is not finite.
     """
     if isinstance(model, EncoderClassifier):
         raise TfexportError(

@@ -1,4 +1,4 @@
-"""Emits ONNX graphs: nodes, weights by reference, functions, and the projections of a model.
+"""Emission of ONNX graphs: nodes, weights by reference, functions, and the projections of a model.
 
 The layers are in `graphs/layers.py` and in the modules of the dialects: `graphs/portable.py`, `graphs/ort.py` and
 `graphs/ort_cuda.py`.
@@ -25,7 +25,7 @@ from tfexport.shortlist_contract import LISTED
 CONTRIB = "com.microsoft"
 """The domain of ONNX Runtime's own operators."""
 FUNCTIONS = "tfexport"
-"""The domain of functions for which there may be a kernel; see `kernels`."""
+"""The domain of functions that may have a kernel; see `kernels`."""
 OPSET = 24
 
 Value: TypeAlias = ir.Value
@@ -47,20 +47,20 @@ Linear = Callable[["Emitter", Projection, Value], Value]
 """Emits a projection of states [.., in] to [.., out]."""
 
 Floats = Literal["computed", "stored", "none"]
-"""What a node does with floats among its inputs. `computed`: it computes with them. `stored`: it writes them to an output
-of the graph, in the type that the contract has for it. `none`: it takes them as they are, such as for their shape."""
+"""The use of a node's float inputs. `computed`: the node computes with them. `stored`: it writes them to an output of the
+graph, in the type of the contract. `none`: it uses them in any type, such as for their shape."""
 
 
 class NodePrecision:
-    """The types that the nodes of a graph compute in: here, all in the precision of the graph.
+    """The types in which the nodes of a graph compute. In this class, all compute in the precision of the graph.
 
-    `mixed_precision.MixedPrecision` has modules that compute in float32.
+    In `mixed_precision.MixedPrecision`, some modules compute in float32.
     """
 
     def inputs(
         self, emitter: Emitter, inputs: Sequence[Value | None], floats: Floats
     ) -> tuple[Sequence[Value | None], bool]:
-        """The `inputs` of a node as it takes them, cast if need be, and whether its module computes in float32."""
+        """The `inputs` of a node, cast if necessary, and whether its module computes in float32."""
         return inputs, False
 
     def created(
@@ -73,7 +73,7 @@ class NodePrecision:
         return value
 
     def to_float32(self, emitter: Emitter, value: Value) -> Value:
-        """`value` in float32; the graph is in half precision."""
+        """`value` in float32, for a graph in half precision."""
         return emitter.node("Cast", value, attributes={"to": int(ir.DataType.FLOAT)}, floats="none")
 
     def keeps(self, path: str) -> bool:
@@ -81,7 +81,7 @@ class NodePrecision:
         return False
 
     def scalar(self, emitter: Emitter, value: float) -> Value:
-        """A constant of the type that nodes compute in at `emitter.path`."""
+        """A constant in the type of the nodes at `emitter.path`."""
         array = np.asarray(value, _HALVES.get(emitter.graph.precision, np.float32))
         return emitter.initializer(f"number.{value}", ir.tensor(array))  # the same name in every precision
 
@@ -112,7 +112,7 @@ class Emitter:
         """The module that new nodes belong to; see `module`."""
         self._nodes: list[ir.Node] = []
         self._name_counts: Counter[str] = Counter()
-        self._values: dict[Any, Value] = {}  # the outputs of nodes by all that makes nodes equal
+        self._values: dict[Any, Value] = {}  # outputs of nodes, by all properties that make nodes equal
         self._initializers: dict[str, Value] = {}
         self._functions: dict[str, ir.Function] = {}
         self.inputs = {tensor.name: self._with_spec(ir.Value(), tensor) for tensor in graph.inputs}
@@ -128,7 +128,7 @@ class Emitter:
 
     @contextmanager
     def module(self, path: str) -> Iterator[None]:
-        """New nodes belong to the module at `path`, which their names begin with."""
+        """A context in which new nodes belong to the module at `path`. Their names begin with the path."""
         outer, self.path = self.path, path
         yield
         self.path = outer
@@ -142,7 +142,7 @@ class Emitter:
         output: str = "",
         floats: Floats = "computed",
     ) -> Value:
-        """The output of a node with one output, which may be the `output` of the graph with this name."""
+        """Emit a node with one output and return it. The output may be the graph's `output` of this name."""
         attributes = attributes or {}
         key = (op_type, domain, tuple(map(id, inputs)), tuple(sorted(attributes.items())), output)
         if key not in self._values:
@@ -161,10 +161,10 @@ class Emitter:
         domain: str = "",
         floats: Floats = "computed",
     ) -> Sequence[Value]:
-        """The outputs of a new node.
+        """Emit a node and return its outputs.
 
         Args:
-            outputs: their number, or for each the name of the graph's output that it is, empty for none.
+            outputs: number of outputs, or the name of the graph's output for each, empty for none.
         """
         given, in_float32 = self._precision.inputs(self, inputs, floats)
         name = f"{self.path}/{op_type}".removeprefix("/")
@@ -190,27 +190,27 @@ class Emitter:
         dtypes: Sequence[contract.DType] = (),
         attributes: Mapping[str, float] | None = None,
     ) -> Sequence[Value]:
-        """Call a function, which ONNX Runtime computes by a kernel where it has one; see `kernels`. Returns its outputs.
+        """Call a function and return its outputs. ONNX Runtime uses a kernel for the function if it has one; see `kernels`.
 
         Args:
-            body: emits the definition of the function and returns its outputs. It is called once for a `name` in a graph,
-                with an emitter of the function's nodes and the function's inputs, and must use no other values.
+            body: emits the definition of the function and returns its outputs. It is called once per `name` in a graph,
+                with an emitter of the function's nodes and the function's inputs. It must use no other values.
             outputs: as in `nodes`.
-            dtypes: of the outputs; float32 when empty.
-            attributes: of the call; `body` refers to them (`ir.RefAttr`).
+            dtypes: types of the outputs; float32 if empty.
+            attributes: attributes of the call; `body` refers to them (`ir.RefAttr`).
         """
         if name not in self._functions:
             self._functions[name] = self._function(name, len(inputs), body, attributes or ())
         values = self.nodes(name, *inputs, outputs=outputs, domain=FUNCTIONS, attributes=attributes)
         for value, dtype in zip(values, dtypes or ["float32"] * len(values), strict=True):
-            # ONNX infers no types through a function with operators that it does not know.
+            # ONNX infers no types through a function with unknown operators.
             value.type = ir.TensorType(_TYPES[dtype])
         return values
 
     def _function(
         self, name: str, n_inputs: int, body: Callable[..., Sequence[Value]], attributes: Iterable[str]
     ) -> ir.Function:
-        inner = copy.copy(self)  # it shares the model, the path and the counts of names, and has nodes of its own
+        inner = copy.copy(self)  # shares the model, the path and the counts of names, but has its own nodes
         inner._nodes, inner._values, inner._initializers = [], {}, {}
         inputs = [ir.Value(name=f"input.{index}") for index in range(n_inputs)]
         outputs = body(inner, *inputs)
@@ -228,7 +228,7 @@ class Emitter:
         self._outputs[name] = self._with_spec(value, tensor)
 
     def weight(self, name: str) -> Value:
-        """A tensor of the weights files, or the input of the graph in its place (see `shortlist_contract.py`)."""
+        """A tensor of the weights files, or the graph input that replaces it (see `shortlist_contract.py`)."""
         if (given := self.inputs.get(f"{LISTED}{name}")) is not None:
             return given
         return self.initializer(name, self._stored.tensor(name))
@@ -238,7 +238,7 @@ class Emitter:
         return name in self._stored
 
     def is_input_weight(self, name: str) -> bool:
-        """Whether the graph has an input in the place of the tensor `name` of the weights files."""
+        """Whether a graph input replaces the tensor `name` of the weights files."""
         return f"{LISTED}{name}" in self.inputs
 
     def projection_size(self, projection: Projection) -> tuple[int, int]:
@@ -252,7 +252,7 @@ class Emitter:
         return self.initializer(f"constant.{array.dtype}.{array.shape}.{array.tolist()}", ir.tensor(array))
 
     def scalar(self, value: float) -> Value:
-        """A constant number, in the type that nodes compute in at this path."""
+        """A constant number, in the type of the nodes at this path."""
         return self._precision.scalar(self, value)
 
     def sizes(self, *values: int) -> Value:
@@ -260,7 +260,7 @@ class Emitter:
         return self.constant(values, np.int64)
 
     def initializer(self, name: str, tensor: ir.TensorProtocol) -> Value:
-        """The initializer of this name, which is `tensor` if it is new."""
+        """The initializer of this name; if it is new, `tensor` becomes its value."""
         if name not in self._initializers:
             tensor.name = name
             self._initializers[name] = ir.Value(
@@ -295,27 +295,27 @@ class Emitter:
         return self._precision.to_float32(self, states)
 
     def reshape(self, states: Value, *shape: int) -> Value:
-        """`states` in another shape, with -1 for one size that follows from the others, and 0 for sizes that stay."""
+        """Reshape `states`; -1 stands for one inferred size, and 0 for an unchanged size."""
         return self.node("Reshape", states, self.sizes(*shape))
 
     def relu(self, states: Value) -> Value:
-        """max(0, `states`). A projection of it may take its input instead; see `input_of_relu`."""
+        """max(0, `states`). A projection of the result may use `states` instead; see `input_of_relu`."""
         rectified = self.node("Relu", states)
         self._relu_inputs[rectified] = states
         return rectified
 
     def input_of_relu(self, states: Value) -> Value | None:
-        """The value whose ReLU `states` are, or None. A ReLU that nothing takes is left out of the graph."""
+        """The value whose ReLU is `states`, or None. The graph omits an unused ReLU."""
         return self._relu_inputs.get(states)
 
     def add_bias(self, biased: Value, product: Value, bias: Value) -> Value:
-        """`biased`, the sum of `product` and `bias`. A node that adds a bias itself may take these; see `parts_of`."""
+        """Record that `biased` is the sum of `product` and `bias`, for nodes that add a bias themselves; see `parts_of`."""
         self._products[biased] = (product, bias)
         return biased
 
     def parts_of(self, states: Value) -> tuple[Value, Value | None]:
-        """The product and the bias whose sum `states` are; `states` and None where they are no such sum. A sum that nothing
-        takes is left out of the graph."""
+        """The product and the bias whose sum is `states`; `states` and None if it is no such sum. The graph omits an unused
+        sum."""
         return self._products.get(states, (states, None))
 
     def keeps(self, *paths: str) -> bool:
@@ -329,15 +329,15 @@ class Emitter:
         outputs: Sequence[str] | int = 1,
         attributes: Mapping[str, Any] | None = None,
     ) -> Sequence[Value]:
-        """The outputs of a new node of ONNX Runtime's own operators, all in the precision of the graph."""
+        """Emit a node of ONNX Runtime's own operators and return its outputs, all in the precision of the graph."""
         values = self.nodes(op_type, *inputs, outputs=outputs, attributes=attributes, domain=CONTRIB)
         for value in values:
-            if value.type is None:  # ONNX infers no types through operators that it does not know
+            if value.type is None:  # ONNX infers no types through unknown operators
                 value.type = ir.TensorType(_TYPES[self.graph.precision])
         return values
 
     def model(self) -> ir.Model:
-        """The finished graph, without nodes whose outputs nothing takes."""
+        """The finished graph, without nodes whose outputs are unused."""
         outputs = [self._outputs[tensor.name] for tensor in self.graph.outputs]
         needed: set[Value] = set(outputs)
         nodes: list[ir.Node] = []
@@ -359,11 +359,11 @@ class Emitter:
 
 
 _OPTIONAL_OUTPUTS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
-"""Operators that compute only those of their outputs that have names."""
+"""Operators that only compute the outputs that have names."""
 
 
 def _drop_optional(node: ir.Node, needed: Collection[Value]) -> None:
-    """Take the names of outputs that nothing takes."""
+    """Remove the names of unused outputs."""
     if node.op_type in _OPTIONAL_OUTPUTS:
         taken = [value in needed for value in node.outputs]
         node.resize_outputs(len(taken) - taken[::-1].index(True))

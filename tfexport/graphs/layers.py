@@ -1,4 +1,4 @@
-"""The layers that the graphs of all dialects share: embeddings, norms, feed-forward blocks and residual branches.
+"""The common layers of all dialects: embeddings, norms, feed-forward blocks and residual branches.
 
 They follow `models.layers`, module by module. Attention is in the modules of the dialects.
 """
@@ -17,13 +17,13 @@ from tfexport.contract import Precision
 from tfexport.graphs.emitter import Emitter, Value
 
 Sublayer = Callable[[str, Value], Value]
-"""Emits a residual branch: called with the path of the layer and its states, returns the states to add."""
+"""Function that emits a residual branch: it gets the path of the layer and its states, and returns the states to add."""
 
 
 def masked_score(precision: Precision) -> float:
-    """The attention score of a key that is masked, or what is added to its score: its weight is exactly 0.
+    """The attention score of a masked key, or the number added to its score. The weight of the key is then exactly 0.
 
-    Half of the least number of the type, so that the sum with a score is finite. Not -inf: a row without keys would be NaN.
+    It is half of the type's least number, so that its sum with a score is finite. With -inf, rows without keys would be NaN.
     """
     return float(ml_dtypes.finfo(precision if precision in ("float16", "bfloat16") else "float32").min) / 2
 
@@ -92,10 +92,10 @@ def target_position_bias(emitter: Emitter, distance: Value) -> Value:
 
 
 def slot_position_bias(emitter: Emitter) -> Value:
-    """The relative position bias of the slots of a cache that hypotheses share: [batch, heads, beam, cache].
+    """The relative position bias of the slots of a shared cache: [batch, heads, beam, cache].
 
-    The slots of a hypothesis are in the order of its tokens. So the number of its slots in `mask` up to a slot is the place
-    of that slot's token, from 1 to `position` + 1.
+    The slots of a hypothesis are in the order of its tokens. So the number of its slots in `mask` up to a slot is the
+    position of that slot's token plus 1.
     """
     with emitter.module("decoder.positions"):
         ours = emitter.node("Cast", emitter.inputs["mask"], attributes={"to": int(ir.DataType.INT64)})
@@ -108,7 +108,7 @@ def slot_position_bias(emitter: Emitter) -> Value:
 
 
 def key_places(emitter: Emitter, keys: Value) -> Value:
-    """The places of keys, 0 to before `keys` [1]: int64 [keys]."""
+    """The indices of keys, from 0 to `keys` [1] - 1: int64 [keys]."""
     zero, one = emitter.constant(0, np.int64), emitter.constant(1, np.int64)
     return emitter.node("Range", zero, emitter.shape_node("Squeeze", keys), one)
 
@@ -132,7 +132,7 @@ def decoder_stack(emitter: Emitter, states: Value, self_attention: Sublayer, cro
 
 
 def attention_weights(emitter: Emitter, path: str, query: Value, key: Value, mask: Value) -> Value:
-    """The weights of the cross-attention at `path`, computed beside it, because fused operators do not return them.
+    """The weights of the cross-attention at `path`. They are computed separately: fused operators do not return them.
 
     softmax(query * key / sqrt(head_dim)), in float32 in graphs of any precision.
 
@@ -244,7 +244,7 @@ def add_and_norm(emitter: Emitter, layer: str, path: str, states: Value, branch:
 
 
 def _skip_norm(emitter: Emitter, path: str, states: Value, branch: Value) -> tuple[Value, Value]:
-    """`add_and_norm` in one node, with the bias of the projection that `branch` is."""
+    """`add_and_norm` in one node, which also adds the bias of the projection `branch`."""
     product, bias = emitter.parts_of(branch)
     kind = "SkipSimplifiedLayerNormalization" if emitter.config.norm == "rms" else "SkipLayerNormalization"
     inputs = [product, states, *_norm_weights(emitter, path), *([] if bias is None else [bias])]

@@ -1,4 +1,4 @@
-"""Projections of the dialect `ort` in float32. (Those in 8 and 4 bits are in `graphs/linear_quantized.py`.)"""
+"""Projections of the dialect `ort` in float32. (`graphs/linear_quantized.py` has those in 8 and 4 bits.)"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tfexport.graphs.emitter import Emitter, Value
 from tfexport.graphs.projections import Projection
 
 BLOCK = 48
-"""Outputs whose weights are adjacent in memory, for the kernels (see kernels/products.h)."""
+"""Number of outputs whose weights are adjacent in memory, for the kernels (see kernels/products.h)."""
 
 
 def float32_linear(emitter: Emitter, projection: Projection, states: Value) -> Value:
@@ -59,5 +59,5 @@ def matmul_linear(emitter: Emitter, projection: Projection, states: Value) -> Va
 
 
 def zeros(emitter: Emitter, size: int) -> Value:
-    """The bias [size] of a projection that has none."""
+    """A bias of zeros [size], for a projection without bias."""
     return emitter.node("Expand", emitter.constant(0.0, np.float32), emitter.sizes(size))

@@ -1,4 +1,4 @@
-"""Quantized projections: how their weights are stored, and how the dialect `ort` computes with them.
+"""Quantized projections: the storage of their weights, and their computation in the dialect `ort`.
 
 Each row of activations and each column of weights has its own scale, so that the result of a row depends on no other row.
 (ONNX Runtime's DynamicQuantizeMatMul, which is a little faster, has one scale for all rows.)
@@ -23,11 +23,11 @@ Matrix = NDArray[np.float32]
 Numbers = NDArray[np.int8]
 
 INT4_BLOCK = 32
-"""Weights of a column that share a scale in 4 bits."""
+"""Number of 4-bit weights of a column that share a scale."""
 
 
 GROUP = 4
-"""Inputs whose 8-bit weights are adjacent in memory, in blocks of outputs, as CPUs take them (see kernels/products.h)."""
+"""Number of inputs whose 8-bit weights are adjacent in memory, in blocks of outputs, for CPUs (see kernels/products.h)."""
 
 
 def quantize(
@@ -56,7 +56,7 @@ def quantize(
 def dequantize(
     tensors: Mapping[str, NDArray[np.generic]], weights: Mapping[str, Matrix], projections: Iterable[Projection]
 ) -> dict[str, Matrix]:
-    """The float32 matrices that quantized `tensors` represent, with the names and shapes that they have in `weights`.
+    """The float32 matrices that quantized `tensors` represent, with the names and shapes of `weights`.
 
     Projections without quantized tensors are left out.
     """
@@ -87,7 +87,7 @@ def quantize_int8(matrix: Matrix) -> dict[str, NDArray[np.generic]]:
     """[out, in] to int8 [ceil(out / BLOCK), ceil(in / GROUP), BLOCK, GROUP], and the scale of each output [out]."""
     scale = np.abs(matrix).max(axis=1) / 127
     scale = np.where(scale > 0, scale, 1).astype(np.float32)
-    numbers = np.clip(np.rint(matrix / scale[:, None]), -127, 127)  # of the least floats even the scale is rounded
+    numbers = np.clip(np.rint(matrix / scale[:, None]), -127, 127)  # for the smallest floats, the scale is also rounded
     return {"int8": _to_blocks(numbers.astype(np.int8)), "scale": scale}
 
 
@@ -157,7 +157,7 @@ def columns_from_blocks(emitter: Emitter, blocks: ir.Value, scale: ir.Value, n_i
 
     Args:
         scale: [out].
-        n_in: may be left out where it is a multiple of `GROUP`.
+        n_in: may be omitted if it is a multiple of `GROUP`.
     """
     columns = emitter.node("Transpose", blocks, attributes={"perm": (1, 3, 0, 2)})
     columns = emitter.node("Flatten", columns, attributes={"axis": 2})
@@ -187,7 +187,7 @@ def _int8_linear(
 
 
 def unsigned_columns(emitter: Emitter, blocks: ir.Value, scale: ir.Value, n_in: int = 0) -> ir.Value:
-    """The same as `columns_from_blocks`, in uint8 with 128 for 0, as ONNX Runtime's products take them.
+    """`columns_from_blocks` in uint8 with 128 for 0, the format of ONNX Runtime's products.
 
     With signed weights, its kernels for CPUs with AVX2 and without VNNI add two products in 16 bits, which saturate. The
     kernels for two unsigned factors are exact on every CPU, and as fast on CPUs with VNNI.

@@ -1,9 +1,9 @@
-"""Modules that compute in float32 within a graph in half precision.
+"""Half-precision graphs in which some modules compute in float32.
 
     half ── Cast ──> nodes of such a module, with weights of the float32 file ── Cast ──> half
 
-A value is cast where it is used: between two such modules it stays in float32, so that values too large for half precision
-get through. Caches, and cross keys and values, have the types of the contract in any case.
+A value is cast where it is used. Between two such modules it stays in float32, so values may exceed the range of half
+precision. Caches, and cross keys and values, always have the types of the contract.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tfexport.graphs.stored_weights import StoredWeights
 
 
 class MixedPrecision(NodePrecision):
-    """Of a graph in half precision: the nodes of some modules compute in float32.
+    """The types of a half-precision graph in which the nodes of some modules compute in float32.
 
     Args:
         exact: the float32 weights.
-        keep: the paths of these modules.
+        keep: the paths of the float32 modules.
     """
 
     def __init__(self, graph: contract.GraphSpec, exact: StoredWeights, keep: Collection[str]):
@@ -53,7 +53,7 @@ class MixedPrecision(NodePrecision):
         self, inputs: Sequence[Value | None], outputs: Sequence[Value], floats: Floats, in_float32: bool
     ) -> None:
         producer = outputs[0].producer()
-        is_ranked = producer is not None and producer.op_type == "TopK"  # whose second output is of ids
+        is_ranked = producer is not None and producer.op_type == "TopK"  # its second output is ids
         made = outputs[:1] if is_ranked else outputs
         if in_float32:
             self._made_in_float32.update(made)
@@ -69,7 +69,7 @@ class MixedPrecision(NodePrecision):
     def to_float32(self, emitter: Emitter, value: Value) -> Value:
         if value not in self._made_in_float32:
             return super().to_float32(emitter, value)
-        # Another value: those that take it are to have it in float32 and not in half precision.
+        # A separate value, so that its users get float32 and not half precision.
         return emitter.node("Identity", value, floats="none")
 
     def scalar(self, emitter: Emitter, value: float) -> Value:
@@ -83,7 +83,7 @@ class MixedPrecision(NodePrecision):
         return value in self._made_in_half or (value.type is not None and value.dtype == self._half)
 
     def _in_float32(self, emitter: Emitter, value: Value) -> Value:
-        """`value` as a node in float32 takes it."""
+        """`value` for a node in float32, cast if necessary."""
         if not self._is_half(value):
             return value
         if value.const_value is None:
@@ -92,7 +92,7 @@ class MixedPrecision(NodePrecision):
         return emitter.initializer(f"{value.name}.float32", self._exact.tensor(value.name))
 
     def _in_half(self, emitter: Emitter, value: Value) -> Value:
-        """`value` as a node in half precision takes it."""
+        """`value` for a node in half precision, cast if necessary."""
         return self._cast(emitter, value, self._half) if value in self._made_in_float32 else value
 
     def _cast(self, emitter: Emitter, value: Value, to: ir.DataType) -> Value:

@@ -1,6 +1,6 @@
 """The graphs of the dialect `ort`, emitted from the config in the form that is fastest on ONNX Runtime's CPU provider.
 
-They compute what `models.transformer` computes, from the same weights file. What differs from the standard graphs:
+They compute the same as `models.transformer`, from the same weights file. Differences from the standard graphs:
 
     states       in float32 [n, d_model] between attentions, so that a projection is one product that includes its bias
     projections  one for query, key and value, one for the cross keys/values of all layers; with the ReLU before it
@@ -31,7 +31,7 @@ from tfexport.shortlist_contract import LISTED
 
 def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, keep: Collection[str] = ()) -> ir.Model:
     """A graph of the dialect `ort` over the weights in `stored`; the projections `keep` are in float32."""
-    # Shortlists gather from the output projection, which has a matrix of its own though it be tied to embeddings.
+    # Shortlists gather from the output projection, which has its own matrix even if it is tied to embeddings.
     own_output = graph.role in contract.SHORTLIST_ROLES.values()
     projections = (*encoder_projections(config), *decoder_projections(config, own_output=own_output))
 
@@ -82,7 +82,7 @@ def _encoder(emitter: Emitter) -> None:
 
 def _gather_output_projection(emitter: Emitter, output: Projection) -> None:
     """The weights of the output projection for some candidates."""
-    stored = {"output_weight": output.weights[0]}  # in float32, where it may be tied to embeddings
+    stored = {"output_weight": output.weights[0]}  # in float32 it may be tied to embeddings
     for tensor in emitter.graph.outputs:
         name = tensor.name.removeprefix(LISTED)
         axis = tensor.axes.index("candidates")
@@ -190,22 +190,22 @@ def _cross_attention_weights(emitter: Emitter, path: str, query: Value, key: Val
 
 
 def _projections_take_two_axes(emitter: Emitter) -> bool:
-    """Whether projections take states with two axes, as Gemm does. The quantized operators take the three of attention."""
+    """Whether projections need states with two axes, as Gemm does. Quantized operators also accept attention's three."""
     return emitter.graph.precision == "float32"
 
 
 def _two_axes(emitter: Emitter, states: Value) -> Value:
-    """States [.., d_model] as projections take them: [n, d_model] for two axes."""
+    """States [.., d_model] in the form for projections: [n, d_model] if they need two axes."""
     return emitter.reshape(states, -1, emitter.config.d_model) if _projections_take_two_axes(emitter) else states
 
 
 def _attention_output(emitter: Emitter, states: Value) -> Value:
-    """The result of an attention, [.., d_attention], as projections take it: [n, d_attention] for two axes."""
+    """The result of attention, [.., d_attention], in the form for projections: [n, d_attention] if they need two axes."""
     return emitter.reshape(states, -1, emitter.config.d_attention) if _projections_take_two_axes(emitter) else states
 
 
 def _three_axes(emitter: Emitter, states: Value, shape: Value) -> Value:
-    """The result of a projection as attention takes it, in this `shape`."""
+    """The result of a projection in the `shape` for attention."""
     return emitter.node("Reshape", states, shape) if _projections_take_two_axes(emitter) else states
 
 
@@ -220,7 +220,7 @@ def _attention(
     """Attention of `query` [batch, queries, d_attention]; returns states for a projection.
 
     Args:
-        key, value: [batch, keys, d_attention], or [batch, heads, keys, head_dim] as caches are.
+        key, value: [batch, keys, d_attention], or [batch, heads, keys, head_dim] in the layout of caches.
         length: int32 [batch], the number of valid keys; all if None.
         bias: [batch, 1, queries, keys], added to the scores.
     """
@@ -236,7 +236,7 @@ def _attention(
 def _call_attention(
     emitter: Emitter, name: str, *inputs: Value, body: Callable[..., Sequence[Value]], outputs: Sequence[str]
 ) -> Sequence[Value]:
-    """The outputs of `body(emitter, *inputs)`, in a function where there may be a kernel for it; see `Emitter.call`."""
+    """The outputs of `body(emitter, *inputs)`, in a function if it may have a kernel; see `Emitter.call`."""
     if calls_attention_functions(emitter.config):
         return emitter.call(name, *inputs, body=body, outputs=outputs)
     found = body(emitter, *inputs)
@@ -281,7 +281,7 @@ def _self_attention(emitter: Emitter, layer: int, query_key_value: Value) -> Val
 def _greedy_attention(
     emitter: Emitter, query_key_value: Value, past_key: Value, past_value: Value, position: Value, total: Value
 ) -> Sequence[Value]:
-    """Each row has a cache of its own, of which `position` slots are filled.
+    """Each row has its own cache with `position` filled slots.
 
         query_key_value [rows, 1, 3 * d_attention] > GroupQueryAttention > [rows, 1, d_attention]
         past [rows, heads, cache, head_dim] ─────>                     ──> present, the same buffer, one slot more

@@ -1,17 +1,17 @@
 """The graphs of the dialect `ort-cuda`, emitted from the config with few launches on ONNX Runtime's CUDA provider.
 
-They compute what `models.transformer` computes. What differs from the standard graphs:
+They compute the same as `models.transformer`. Differences from the standard graphs:
 
     states       [n, d_model], so that a projection is one Gemm, which includes its bias and reads weights as they are stored
     projections  one for query, key and value of self-attention, which files in half precision store as one tensor
     norms        SkipLayerNormalization: the bias of the projection before, the residual sum and the norm
-    heads        lie side by side, as projections leave them: Attention takes them so, and transposes nothing
+    heads        are side by side, as projections return them; Attention accepts this layout and transposes nothing
     greedy       GroupQueryAttention: writes the cache in place and reads its filled slots only; each row has its own cache
     beams        the hypotheses of a sentence are queries to one cache that only grows; a mask has the past of each
     best tokens  TopK of the logits; their log-probabilities from LogSoftmax
 
-The CPU provider has all of these operators too, so that a graph is checked there. Where an operator does not take a model or
-a precision, the standard form takes its place. So it does around modules that a budget keeps in float32.
+The CPU provider also has all of these operators, so graphs are checked there. If an operator does not support a model or a
+precision, the standard form replaces it, as it does around modules that a budget keeps in float32.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tfexport.graphs.stored_weights import StoredWeights
 
 
 def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, keep: Collection[str] = ()) -> ir.Model:
-    """A graph of the dialect `ort-cuda` over the weights in `stored`; of half precision, the modules `keep` are float32."""
+    """A graph of the dialect `ort-cuda` over the weights in `stored`; in half precision, the modules `keep` are float32."""
     mixed = MixedPrecision(graph, StoredWeights(stored.folder / contract.WEIGHTS_FILE), keep) if keep else None
     emitter = Emitter(graph, config, stored, _projections(graph, config), _linear, mixed)
     _EMIT[graph.role](emitter)
@@ -40,15 +40,15 @@ def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, 
 
 
 def _projections(graph: contract.GraphSpec, config: ModelConfig) -> list[Projection]:
-    """Of query, key and value both the one projection and the three: a graph takes either."""
-    own_output = graph.precision != "float32"  # half precision has the output projection apart, in float32
+    """The projections. Query, key and value have both a joint projection and three separate ones; a graph uses either."""
+    own_output = graph.precision != "float32"  # half precision has a separate output projection in float32
     together = list(decoder_projections(config, own_output=own_output))
     encoder = [part for projection in encoder_projections(config) for part in projection.split()]
     return [*encoder, *together, *(part for projection in together for part in projection.split())]
 
 
 def _linear(emitter: Emitter, projection: Projection, states: Value) -> Value:
-    """States [n, in] to [n, out]. A node that adds a bias by itself may take the product and the bias apart."""
+    """States [n, in] to [n, out]. A node that adds a bias itself may use the product and the bias separately."""
     name = f"{projection.name}.weight"
     weight = emitter.weight(name) if emitter.has_weight(name) else emitter.stacked(projection.weights)
     transposed = {"transB": 1}
@@ -124,13 +124,13 @@ def _rows_by_sentence(emitter: Emitter) -> Value:
 
 
 def _grouped_attention(emitter: Emitter, path: str, inner: Value) -> Value:
-    """Self-attention of the states [rows, d_model] to the caches of the rows, of which `position` slots are filled.
+    """Self-attention of the states [rows, d_model] to the caches of the rows, which have `position` filled slots.
 
         query, key, value [rows, 1, 3 * d_attention] > GroupQueryAttention > [rows, 1, d_attention]
         past [rows, heads, cache, head_dim] ──────────>                     ──> present, the same buffer, one slot more
 
     There are as many key heads as query heads: the operator is used because it updates the cache in place and reads no empty
-    slot. It takes the length of the cache for that of the longest row: a shape, which the host knows.
+    slot. Its total length is the length of the cache instead of the longest row: a shape, which the host knows.
     """
     config, inputs, layer = emitter.config, emitter.inputs, path.split(".")[2]
     apart = emitter.keeps(*(f"{path}.{part}" for part in PARTS))
@@ -170,7 +170,7 @@ def _standard_attention(emitter: Emitter, path: str, inner: Value) -> Value:
 
 
 def _written(emitter: Emitter, name: str, slots: Value, place: Value, *, axis: int) -> Value:
-    """The cache `name` with `slots` written from `place` on, in place where past and present share a buffer."""
+    """The cache `name` with `slots` written from `place` on; in place if past and present share a buffer."""
     attributes = {"axis": axis, "mode": "linear"}
     cache = (emitter.inputs[f"past.{name}"], slots, place)
     return emitter.node("TensorScatter", *cache, attributes=attributes, output=f"present.{name}", floats="stored")
@@ -202,7 +202,7 @@ def _beam_attention(emitter: Emitter, path: str, inner: Value) -> Value:
 
 
 def _slot_mask(emitter: Emitter) -> Value:
-    """What is added to the scores of a shared cache's slots: [batch, 1 or heads, beam, cache]."""
+    """The number that is added to the scores of a shared cache's slots: [batch, 1 or heads, beam, cache]."""
     seen = emitter.scalar(0.0)
     if emitter.config.positions == "relative":
         seen = layers.slot_position_bias(emitter)

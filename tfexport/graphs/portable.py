@@ -1,11 +1,11 @@
-"""The graphs of the standard dialects: operators of ONNX opset 24 alone, for TensorRT, CUDA and any other runtime.
+"""The graphs of the standard dialects: only operators of ONNX opset 24, for TensorRT, CUDA and any other runtime.
 
 The dialects differ in how attention gets the number of valid keys of each row, `length`:
 
     onnx24          Range(keys) < length ── Unsqueeze ── Expand over queries ──> Attention(q, k, v, mask)
     onnx24-lengths  length ────────────────────────────────────────────────────> Attention(q, k, v, nonpad_kv_seqlen)
 
-A relative position bias takes the place of the mask. In onnx24 it includes the mask: Where(mask, bias, masked score).
+A relative position bias replaces the mask. In onnx24 it includes the mask: Where(mask, bias, masked score).
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def modules_in_half(graph: contract.GraphSpec, config: ModelConfig, stored: Stor
 
 
 def _projections(graph: contract.GraphSpec, config: ModelConfig) -> list[Projection]:
-    own_output = graph.precision != "float32"  # half precision has the output projection apart, in float32
+    own_output = graph.precision != "float32"  # half precision has a separate output projection in float32
     sides = (encoder_projections(config), decoder_projections(config, own_output=own_output))
     return [part for side in sides for projection in side for part in projection.split()]
 
 
 def _linear(emitter: Emitter, projection: Projection, states: Value) -> Value:
-    """Weights as the file has them, [out, in]. Every runtime transposes or packs them once, when it loads the graph."""
+    """A projection with weights [out, in], as in the file. Every runtime transposes or packs them once, during loading."""
     (weight,) = projection.weights
     product = emitter.node(
         "MatMul", states, emitter.node("Transpose", emitter.weight(weight), attributes={"perm": (1, 0)})
@@ -213,7 +213,7 @@ def _mask(emitter: Emitter, length: Value, keys: Value, queries: Value | None) -
         mask = layers.length_mask(emitter, layers.key_places(emitter, keys), length)
         if queries is None:
             return mask
-        # ONNX Runtime's CPU kernel takes no mask that broadcasts over the queries.
+        # ONNX Runtime's CPU kernel does not support a mask that broadcasts over the queries.
         shape = emitter.shape_node("Concat", emitter.sizes(1, 1), queries, emitter.sizes(1), attributes={"axis": 0})
         return emitter.node("Expand", mask, shape)
 

@@ -1,4 +1,4 @@
-"""The linear layers of a model, and which of them a graph computes as one."""
+"""The linear layers of a model, and the layers that a graph computes as one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tfexport.config import ModelConfig
 
 STACKED, PARTS = "query_key_value", ("query", "key", "value")
-"""The name of the projection that is query, key and value together, and theirs."""
+"""The name of the joint projection of query, key and value, and the names of its parts."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Projection:
     name: str
     weights: tuple[str, ...]
     biases: tuple[str, ...]
-    """Empty where the model has no biases here."""
+    """Names of the biases; empty if the layers have none."""
 
     @property
     def modules(self) -> list[str]:

@@ -1,7 +1,7 @@
 """The best next token of float32, proven, without a float32 product with the whole vocabulary.
 
-In a decoder step no matrix is larger than the output projection, and greedy search needs one number of its product: the best
-word. Here 8-bit logits of all words choose a few candidates, and float32 decides among them:
+No matrix of a decoder step is larger than the output projection, but greedy search only needs the best word of its product.
+Here 8-bit logits of all words choose a few candidates, and float32 decides among them:
 
     states ── 7 bits, a scale a row ── x 8-bit projection, + bounds ──> at most so large is each logit ── TopK ──> candidates
            ── x the candidates' rows of the float32 projection ──> their logits ── TopK ──> best.logits, best.ids
@@ -36,7 +36,7 @@ from tfexport.graphs.linear_quantized import GROUP, columns_from_blocks, from_bl
 from tfexport.graphs.projections import Projection
 
 CANDIDATES = 16
-"""Words that float32 decides among. With 16, all rows of trained and random models were proven; with 8, 95 % of the rows of
+"""Number of candidates for float32. With 16, all rows of trained and random models were proven; with 8, 95 % of the rows of
 random models. From about 32 on, ONNX Runtime's TopK takes twice the time."""
 
 FEWEST_WORDS = 1024
@@ -46,7 +46,7 @@ LEVELS = 63
 add two products of 8-bit numbers. The proof requires exact sums."""
 
 CHUNK = 4096
-"""Rows that are in memory in float64 at the same time."""
+"""Number of rows that are in memory in float64 at the same time."""
 
 LARGEST = 1e30
 """The largest weight: with a larger one, a bound may leave the range of float32."""
@@ -61,7 +61,7 @@ def is_screened(config: ModelConfig, precision: Precision) -> bool:
 
 
 def screening_tensors(weight: NDArray[np.float32]) -> dict[str, NDArray[np.generic]]:
-    """The tensors that screening needs beside the output projection `weight` [vocab, d_model], by the names in `FILE`.
+    """The additional tensors of screening for the output projection `weight` [vocab, d_model], by the names in `FILE`.
 
     Raises:
         TfexportError: a weight is not a finite number, or so large that bounds may leave the range of float32.
@@ -98,7 +98,7 @@ def _norms(
 
 
 def screen(emitter: Emitter, output: Projection, states: ir.Value, banned: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """The largest logit of `states` [rows, d_model], the words `banned` [n] excluded, and its word, each [rows, 1]."""
+    """The largest logit of `states` [rows, d_model], without the words `banned` [n], and its word, each [rows, 1]."""
     with emitter.module("screening"):
         bias = emitter.stacked(output.biases) if output.biases else zeros(emitter, emitter.config.tgt_vocab_size)
         numbers, scale, room = emitter.call(
@@ -163,14 +163,14 @@ def _screen_best(
     bias: ir.Value,
     banned: ir.Value,
 ) -> tuple[ir.Value, ir.Value]:
-    """The best of the candidates in float32, or of all words in rows where that is not proven to be the best."""
+    """The best candidate in float32; in rows without a proof, the best of all words."""
     hidden = emitter.node("Expand", emitter.constant(-np.inf, np.float32), emitter.shape_of(banned))
     allowed = emitter.node("ScatterElements", bias, banned, hidden, attributes={"axis": 0})  # added to logits
     bounds = emitter.node("Add", emitter.node("Mul", bounds, scale), allowed)
     size = emitter.sizes(min(CANDIDATES, emitter.config.tgt_vocab_size))
     values, found = emitter.nodes("TopK", bounds, size, outputs=2)
     least = emitter.node("ReduceMin", values, emitter.constant([1], np.int64), attributes={"keepdims": 1})
-    # In the order of their ids, so that of equal logits the lowest id is taken.
+    # Candidates are in the order of their ids, so that of equal logits the lowest id wins.
     words, _ = emitter.nodes("TopK", found, size, outputs=2, attributes={"largest": 0})
     rows = emitter.node("Gather", weight, words)  # [rows, CANDIDATES, d_model]
     logits = emitter.node("MatMul", rows, emitter.node("Unsqueeze", states, emitter.sizes(-1)))

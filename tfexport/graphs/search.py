@@ -1,8 +1,8 @@
-"""One step of a search as a graph, in standard operators: it takes what a decoder step found best, and tells with what the
-next step goes on. A runtime runs it after each step, where the step was computed.
+"""One step of a search as a graph of standard operators. Its input is the best tokens of a decoder step; its output is the
+tokens and hypotheses of the next step. A runtime runs it after each step, on the same device.
 
-The ranks are those of `decoding/beam.py`: log-probabilities are summed in float64, and of equal ones the lower beam comes
-first, then the token that the step ranks first. TopK orders equal values by their index, as its definition asks.
+The ranking is that of `decoding/beam.py`: log-probabilities are summed in float64. Of equal sums the lower beam comes first,
+then the token that the step ranks first. By its definition, TopK orders equal values by their index.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ def tell_best_tokens(emitter: Emitter, logits: Value, count: Value) -> None:
     """The `count` [1] best tokens of each row and their log-probabilities, as `models.layers.best_tokens`."""
     last = emitter.sizes(-1)
     values, _ = emitter.nodes("TopK", logits, count, outputs=("", "best.ids"))
-    peak = emitter.node("Slice", values, emitter.sizes(0), emitter.sizes(1), last)  # out of the sum: nothing overflows
+    peak = emitter.node("Slice", values, emitter.sizes(0), emitter.sizes(1), last)  # subtracted in the sum: no overflow
     powers = emitter.node("Exp", emitter.node("Sub", logits, peak))
     total = emitter.node("Log", emitter.node("ReduceSum", powers, last))
     emitter.node("Sub", emitter.node("Sub", values, peak), total, output="best.log_probs")
 
 
 def best_tokens(emitter: Emitter) -> None:
-    """`tell_best_tokens` of logits that a step told, as many as `places` has numbers."""
+    """`tell_best_tokens` for the logits of a step; the length of `places` is the number of tokens."""
     tell_best_tokens(emitter, emitter.inputs["logits"], emitter.shape_of(emitter.inputs["places"]))
 
 
 def greedy_search(emitter: Emitter) -> None:
-    """The best token of each row that may come."""
+    """The best token of each row, except banned tokens."""
     inputs = emitter.inputs
     scores = emitter.node("Add", inputs["best.log_probs"], _bias(emitter))
     _, place = emitter.nodes("TopK", scores, emitter.sizes(1), outputs=("next.log_probs", ""))
@@ -36,7 +36,7 @@ def greedy_search(emitter: Emitter) -> None:
 
 
 def beam_search(emitter: Emitter) -> None:
-    """The best continuations of each sentence, and those among them with which it goes on.
+    """The best continuations of each sentence, and the continuations among them that the next step continues.
 
     best.log_probs [rows, found] ── Add bias ── to float64 ── Add scores ── TopK of [batch, beam * found] ──> candidates
     candidates ── TopK of those that do not end ──> next.tokens, next.scores, and the rows of the mask that they continue
@@ -71,7 +71,7 @@ def beam_search(emitter: Emitter) -> None:
 
 
 def _bias(emitter: Emitter) -> Value:
-    """What is added to the log-probabilities of the best tokens."""
+    """The bias that is added to the log-probabilities of the best tokens."""
     return emitter.node("Gather", emitter.inputs["bias"], emitter.inputs["best.ids"])
 
 

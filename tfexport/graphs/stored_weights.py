@@ -1,7 +1,7 @@
 """Initializers as references into a bundle's weights files, so that all graphs share one copy.
 
-Files in half precision have the weights of query, key and value of a decoder's self-attention as one tensor, because the
-dialect `ort-cuda` computes them as one product. The other graphs point to its parts.
+Half-precision files have the weights of query, key and value of a decoder's self-attention in one tensor, because the
+dialect `ort-cuda` computes them as one product. The other graphs refer to its parts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TYPES = {
 
 
 _Place = tuple[Path, int, str, list[int], int]
-"""File, offset, type, shape and bytes of a tensor."""
+"""File, offset, type, shape and size in bytes of a tensor."""
 
 
 def _parts(name: str, place: _Place) -> Iterator[tuple[str, _Place]]:
@@ -42,7 +42,7 @@ def _parts(name: str, place: _Place) -> Iterator[tuple[str, _Place]]:
 
 
 class StoredWeights:
-    """The tensors of safetensors files by their names, as ONNX external data."""
+    """The tensors of safetensors files, by name, as ONNX external data."""
 
     def __init__(self, *paths: Path):
         self.folder = paths[0].parent

@@ -1,16 +1,16 @@
-"""Kernels for ONNX Runtime's CPU provider, which compute in one pass what its own operators take several nodes for.
+"""Kernels for ONNX Runtime's CPU provider. Each computes in one pass what takes several nodes of its own operators.
 
 The graphs of the dialect `ort` call functions of the domain `tfexport`, each defined in ONNX Runtime's operators:
 
-    decoder.layers.0.self_attention ── tfexport.BeamAttention ──> its kernel, where this library is registered
-                                                             └──> Split, Reshape, .., MultiHeadAttention, where it is not
+    decoder.layers.0.self_attention ── tfexport.BeamAttention ──> its kernel, if this library is registered
+                                                             └──> Split, Reshape, .., MultiHeadAttention, if it is not
 
-So a bundle runs wherever ONNX Runtime does, and faster where this package was installed on a machine with a C++ compiler
-(GCC 12 or newer, or Clang). TFEXPORT_KERNELS=0 in the environment leaves the kernels out. Those of matrix products are for
-CPUs with AVX-512 and VNNI. `status` returns whether this process can use them, and why not otherwise.
+So a bundle runs wherever ONNX Runtime does. It runs faster if this package was installed on a machine with a C++ compiler
+(GCC 12 or newer, or Clang). TFEXPORT_KERNELS=0 in the environment disables the kernels. Kernels for matrix products need a
+CPU with AVX-512 and VNNI. `status` returns whether this process can use the kernels, with the reason if it cannot.
 
-A kernel takes the place of a definition by its name alone: a function that is to compute something else gets another name,
-or bundles another format.
+A kernel replaces a definition by its name alone. A function that computes something else needs another name, or another
+bundle format.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from typing import Any, Literal
 from tfexport.contract import FORMAT
 
 SWITCH = "TFEXPORT_KERNELS"
-"""An environment variable: 0 switches the kernels off."""
+"""Environment variable; 0 disables the kernels."""
 RECORD = "build.json"
-"""What setup.py writes beside the library."""
+"""Build record that setup.py writes next to the library."""
 
 _noted = False
 """Whether the note of `note_if_missing` was logged in this process."""
@@ -46,27 +46,27 @@ INSTALL_ONNXRUNTIME = "Install it: pip install 'tfexport[cpu]'."
 
 @dataclass(frozen=True)
 class Status:
-    """Whether sessions of this process can use the kernels, and why not otherwise."""
+    """Whether sessions of this process can use the kernels, with the reason if they cannot."""
 
     state: State
     reason: str = ""
-    """A clause, where they are not ready: `there was no C++ compiler (g++ was not found)`."""
+    """Why the kernels are not ready, as a clause such as `there was no C++ compiler (g++ was not found)`; else empty."""
     remedy: str = ""
-    """A sentence, where they are not ready."""
+    """What to do if the kernels are not ready, as a sentence; else empty."""
     path: Path | None = None
-    """The library, where there is one."""
+    """Path of the library, if it exists."""
     build: Mapping[str, Any] = field(default_factory=dict)
-    """What setup.py recorded; empty for a library that was built by an earlier version, or a source tree that was not."""
+    """Build record of setup.py; empty for a library from an earlier version, or a source tree that was not built."""
 
 
 def library() -> Path | None:
-    """The library of the kernels; None where it was not built, cannot be loaded, or is switched off."""
+    """The path of the kernel library; None if it was not built, cannot be loaded, or is disabled."""
     found = status()
     return found.path if found.state == "ready" else None
 
 
 def status() -> Status:
-    """Whether this process can use the kernels. Only the environment is read again at each call."""
+    """Whether this process can use the kernels. Only the environment is read again in each call."""
     found = _status_here()
     if os.environ.get(SWITCH) != "0":
         return found
@@ -79,7 +79,7 @@ def _status_here() -> Status:
 
 
 def status_of(folder: Path) -> Status:
-    """The status of the library in `folder`, whatever the environment says."""
+    """The status of the library in `folder`, regardless of the environment."""
     build = _build_record(folder)
     path = next((path for suffix in EXTENSION_SUFFIXES if (path := folder / f"_library{suffix}").exists()), None)
     if path is None:
@@ -91,13 +91,13 @@ def status_of(folder: Path) -> Status:
         return Status("no-onnxruntime", f"onnxruntime cannot be imported: {error}", INSTALL_ONNXRUNTIME, path, build)
     try:
         bundle_format = int(ctypes.CDLL(str(path)).tfexport_bundle_format())
-    except AttributeError:  # of a version that did not number formats
+    except AttributeError:  # from a version that did not number formats
         bundle_format = 0
     except OSError:
-        bundle_format = FORMAT  # this is not a library, and ONNX Runtime says below why
+        bundle_format = FORMAT  # this is not a library; ONNX Runtime reports the reason below
     if bundle_format != FORMAT:
         reason = f"{path} is of another version: it was built for bundle format {bundle_format}, not {FORMAT}"
-        if "message" in build:  # and an older library stayed where it was
+        if "message" in build:  # the build failed, and an older library remained
             reason += f", and it could not be built again: {build['message']}"
         return Status("other-format", reason, _remedy_of_build(build), path, build)
     try:
@@ -131,7 +131,7 @@ def supports_this_machine() -> bool:
 
 
 def note_if_missing() -> None:
-    """Log one note, once in a process, where decoding has to do without kernels that this machine could use."""
+    """Log a note, once per process, if decoding runs without kernels that this machine supports."""
     global _noted
     found = status()
     if _noted or found.state == "ready" or not supports_this_machine():
@@ -145,13 +145,13 @@ def note_if_missing() -> None:
 
 
 def instruction_sets() -> tuple[str, ...]:
-    """The CPU's instruction sets that the kernels use, such as `("AVX2", "FMA")`; empty where there are no kernels."""
+    """The CPU's instruction sets that the kernels use, such as `("AVX2", "FMA")`; empty without kernels."""
     path = library()
     if path is None:
         return ()
     try:
         found = ctypes.CDLL(str(path)).tfexport_instruction_sets
-    except AttributeError:  # built before it could be asked
+    except AttributeError:  # an older library without this function
         return ()
     found.restype = ctypes.c_char_p
     of_vectors = tuple(name for name in found().decode().split(",") if name)
@@ -159,7 +159,7 @@ def instruction_sets() -> tuple[str, ...]:
 
 
 def has_products() -> bool:
-    """Whether sessions compute products by kernels, which read weights as they lie."""
+    """Whether sessions compute products by kernels, which read the weights in place."""
     path = library()
     return path is not None and _has_products(path)
 
@@ -170,17 +170,17 @@ def _has_products(path: Path) -> bool:
 
 
 def digest() -> str:
-    """The first 8 digits of the library's sha256; empty where there is none."""
+    """The first 8 digits of the library's sha256; empty without a library."""
     path = library()
     return "" if path is None else hashlib.sha256(path.read_bytes()).hexdigest()[:8]
 
 
 def identity() -> str:
-    """` with kernels 1a2b3c4d`, by `digest`; empty where there is no library."""
+    """Text such as ` with kernels 1a2b3c4d`, with `digest`; empty without a library."""
     return f" with kernels {digest()}" if library() is not None else ""
 
 
 def register(options: Any) -> None:
-    """Let sessions of these options (onnxruntime.SessionOptions) use the kernels, where there are any."""
+    """Register the kernels, if available, for sessions with these options (onnxruntime.SessionOptions)."""
     if (path := library()) is not None:
         options.register_custom_ops_library(str(path))

@@ -1,8 +1,8 @@
 // Attention of the few queries of a decoder step, each to its own keys.
 //
-// ONNX Runtime's operators call a matrix product for each row and head, which costs more than the products; and beams need six
-// operators a layer to write their cache and to hide of it what is not their past. Here a head's keys and values are read
-// once into the cache of the CPU, for all hypotheses of a sentence; only what a hypothesis sees is computed with.
+// ONNX Runtime's operators call a matrix product for each row and head, and the calls cost more than the products. Beams need
+// six operators per layer to write their cache and to mask the past of other hypotheses. These kernels read a head's keys and
+// values into the CPU's cache once for all hypotheses of a sentence, and only use the slots that a hypothesis sees.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace tfexport {
 
-// Which slots of a cache count: those of a list, or without one the first.
+// The valid slots of a cache: those of a list, or the first ones if there is no list.
 struct Slots {
   const int32_t* list;
   int32_t count;
@@ -29,11 +29,11 @@ struct Place {
   const float* keys;      // [heads, slots, dim]
   const float* values;    // the same
   float* mixed;           // [queries, heads * dim]
-  const Slots* seen;      // [queries + 1]: by each query, and by any
+  const Slots* seen;      // [queries + 1]: the slots that each query sees, and those that any query sees
   int64_t queries, stride, slots, heads, dim;
 };
 
-// softmax(query * keys / sqrt(dim)) * values of one query and head. A query that sees nothing gives 0.
+// softmax(query * keys / sqrt(dim)) * values of one query and head. The result of a query that sees nothing is 0.
 template <int kDim>
 INLINED void attend(const float* query, const float* keys, const float* values, Slots seen, float* scores, float* mixed) {
   constexpr int kParts = kDim / kLanes;
@@ -57,13 +57,13 @@ INLINED void attend(const float* query, const float* keys, const float* values, 
     store(scores + i, found);
     mosts = larger(found, mosts);
   }
-  const float most = largest(mosts);  // where it is -inf, all weights are NaN, as they should be
+  const float most = largest(mosts);  // if it is -inf, all weights are NaN, as they should be
   for (int32_t i = 0; i < seen.count; i += kLanes) {
     const Floats weights = exp_of_negative(load(scores + i) - most);
     store(scores + i, weights);
     totals += weights;
   }
-  Floats more[kParts] = {};  // of every second, so that a sum need not wait for the one before
+  Floats more[kParts] = {};  // sums of every second slot, so that an addition need not wait for the one before
   for (int32_t i = 0; i < seen.count; i += 2) {
     const float* value = values + seen[i] * kDim;
     for (int part = 0; part < kParts; ++part) sums[part] += scores[i] * load(value + part * kLanes);
@@ -75,12 +75,12 @@ INLINED void attend(const float* query, const float* keys, const float* values, 
   for (int part = 0; part < kParts; ++part) store(mixed + part * kLanes, (sums[part] + more[part]) * norm);
 }
 
-// Asks for a part of the keys and values of a head that any query sees: they lie so far apart that the CPU does not do so by
-// itself, and waiting for them would take as long as what is computed of them.
+// Prefetches a part of the keys and values of a head that any query sees. They are too far apart for the CPU's own
+// prefetching, and waiting for them would take as long as the computation.
 template <int kDim>
 INLINED void fetch(const Place& place, int64_t head, int64_t part, int64_t parts) {
   const Slots& seen = place.seen[place.queries];
-  // Addresses, as there may be no such head: nothing is read.
+  // Only addresses are computed and nothing is read, because the head may not exist.
   const auto keys = reinterpret_cast<uintptr_t>(place.keys), values = reinterpret_cast<uintptr_t>(place.values);
   for (int64_t i = part; i < seen.count; i += parts) {
     const int64_t start = (head * place.slots + seen[i]) * kDim;
@@ -93,12 +93,12 @@ INLINED void fetch(const Place& place, int64_t head, int64_t part, int64_t parts
 
 template <int kDim>
 INLINED void every_head(const Place& place, float* scores) {
-  fetch<kDim>(place, 0, 0, 1);  // again, but for the first place: the one before asked for the slots that it sees itself
+  fetch<kDim>(place, 0, 0, 1);  // again, except for the first place: the place before prefetched the slots that it sees itself
   for (int64_t head = 0; head < place.heads; ++head) {
     const int64_t start = head * place.slots * kDim;
     for (int64_t query = 0; query < place.queries; ++query) {
-      // With each query some, as only so many can be under way at once. Behind the last head begins the next place, of which
-      // about the same is seen.
+      // Each query prefetches a part, because the number of pending loads is limited. After the last head follows the next
+      // place, which sees about the same slots.
       fetch<kDim>(place, head + 1, query, place.queries);
       attend<kDim>(place.query + query * place.stride + head * kDim, place.keys + start, place.values + start,
                    place.seen[query], scores, place.mixed + (query * place.heads + head) * kDim);
@@ -106,7 +106,7 @@ INLINED void every_head(const Place& place, float* scores) {
   }
 }
 
-// Whether there is a kernel for heads of so many numbers: `take_attention` in __init__.py says the same.
+// Whether there is a kernel for heads of this size. `calls_attention_functions` in dialects.py has the same condition.
 inline bool has_kernel(int64_t dim) { return dim > 0 && dim % kLanes == 0 && dim <= 128; }
 
 FOR_EACH_CPU void attend_place(const Place& place, float* scores) {
@@ -122,7 +122,7 @@ FOR_EACH_CPU void attend_place(const Place& place, float* scores) {
   }
 }
 
-// Memory that a thread uses again.
+// Memory that a thread reuses.
 struct Scratch {
   std::vector<float> scores;
   std::vector<int32_t> lists;
@@ -141,11 +141,11 @@ struct Scratch {
   }
 };
 
-// A cache [places, heads, slots, dim], and what it says of the rows that attend to it.
+// A cache [places, heads, slots, dim], and the sizes of the rows that attend to it.
 struct CacheShape {
   int64_t places, heads, slots, dim, width, queries;
 
-  // Args: rows [.., parts * width], which are those of all queries of all places.
+  // Args: rows [.., parts * width], the rows of all queries of all places.
   CacheShape(Context& context, const Tensor& rows, int64_t parts, const Tensor& keys, const Tensor& values) {
     if (!context.require(keys.dims.size() == 4 && keys.dims == values.dims && keys.size > 0 && keys.dims[2] < INT32_MAX,
                          "keys and values are [places, heads, slots, head_dim], of the same size")) {
@@ -166,24 +166,24 @@ inline float* like(Context& context, size_t index, const Tensor& rows, int64_t w
   return static_cast<float*>(context.output(index, dims));
 }
 
-// The cache as an output: the same buffer, where past and present are bound to one, or a copy.
+// The cache as an output: the same buffer if past and present share one, or else a copy.
 inline float* present(Context& context, size_t index, const Tensor& past) {
   auto* data = static_cast<float*>(context.output(index, past.dims));
   if (data && data != past.data) std::memcpy(data, past.data, past.size * sizeof(float));
   return data;
 }
 
-// The slots before `end` that are seen, put into `list`.
+// Writes the seen slots before `end` into `list`.
 FOR_EACH_CPU Slots list_seen(const uint8_t* sees, int32_t end, int32_t* list) {
   int32_t count = 0;
   for (int32_t i = 0; i < end; ++i) {
     list[count] = i;
-    count += sees[i] != 0;  // as bytes: a file may have others than 0 and 1 where it says bool
+    count += sees[i] != 0;  // compared as bytes: a file may have bools other than 0 and 1
   }
   return {list, count};
 }
 
-// The heads of a row, each [dim], to one of the slots of a cache [heads, slots, dim].
+// Copies the heads of a row, each [dim], to one of the slots of a cache [heads, slots, dim].
 FOR_EACH_CPU void write_slot(const float* row, const CacheShape& cache, int64_t slot, float* tensor) {
   for (int64_t head = 0; head < cache.heads; ++head) {
     float* to = tensor + (head * cache.slots + slot) * cache.dim;
@@ -193,8 +193,8 @@ FOR_EACH_CPU void write_slot(const float* row, const CacheShape& cache, int64_t 
 
 // Writes the new keys and values of all queries of a place from `slots[place]` on, and attends.
 //
-// Args: query_key_value float [.., 3 * width]; past keys and values; slot [places]; with `kMasked` what each query sees of the
-// cache, its own new slot included, bool [places, 1, queries, slots]: without, all up to its own.
+// Args: query_key_value float [.., 3 * width]; past keys and values; slot [places]; with `kMasked` also the slots that each
+// query sees, including its own new slot, bool [places, 1, queries, slots]. Without it, a query sees all slots up to its own.
 template <typename Index, bool kMasked>
 void self_attention(Context& context) {
   const Tensor rows = context.input(0), key = context.input(1), value = context.input(2), slot = context.input(3);
@@ -242,7 +242,7 @@ void self_attention(Context& context) {
   }
 }
 
-// Args: query float [.., width]; keys and values; length int32 [places], the slots that count.
+// Args: query float [.., width]; keys and values; length int32 [places], the number of valid slots.
 inline void cross_attention(Context& context) {
   const Tensor rows = context.input(0), key = context.input(1), value = context.input(2), length = context.input(3);
   const CacheShape cache(context, rows, 1, key, value);

@@ -1,14 +1,14 @@
-"""Half precision on a CPU, as the graph says it.
+"""Half-precision graphs on a CPU, with the rounding that the graph defines.
 
-ONNX Runtime's CPU provider has hardly a kernel in half precision. It computes in float32, and leaves out the rounding
-between nodes even with all optimisations off: what is beyond 65504 passes, and is infinite on a GPU. Only casts that a graph
-has itself are kept. So here they are written out:
+ONNX Runtime's CPU provider has few half-precision kernels. It computes in float32 and omits the rounding between nodes, even
+with all optimisations off: a value beyond 65504 passes, but is infinite on a GPU. It only keeps the casts of the graph. So
+this module adds casts:
 
     half ── MatMul ── half ── Add ── half
 
     half ── Cast to float32 ── MatMul ── Cast to half ── Cast to float32 ── Add ── Cast to half
 
-A GPU's fused kernels may round less often than that, and sum in another order; none rounds more often.
+A GPU's fused kernels may round less often, and sum in another order. None rounds more often.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from onnx import TensorProto, helper
 
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _UNMOVED = ("Cast", "Shape", "Gather", "Reshape", "Transpose", "Slice", "Expand")
-"""Operators that compute nothing, so that there is nothing to round."""
+"""Operators that only move values, so their results need no rounding."""
 
 
 def with_explicit_rounding(graph: Path) -> onnx.ModelProto:
-    """The model of a graph in half precision, its weights where they were, with every rounding as a node of its own.
+    """Load a half-precision graph, without copying its weights, and make every rounding a node of its own.
 
-    Values keep their names, types and places; the cast that rounds a value is `cast/` and its name.
+    Values keep their names, types and places. The cast that rounds a value is named `cast/` and the value's name.
     """
     model = onnx.load(graph, load_external_data=False)
     known = onnx.shape_inference.infer_shapes(model).graph

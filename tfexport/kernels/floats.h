@@ -1,4 +1,4 @@
-// Sixteen floats at a time. GCC and Clang make of these whatever registers the CPU has; a sum has the same order on all of them.
+// Vectors of sixteen floats. GCC and Clang map them to the CPU's registers. Sums have the same order on all CPUs.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 #define INLINED_LAMBDA __attribute__((always_inline))
 
-// A function that is compiled for several CPUs, of which the one that runs is taken when the library is loaded.
+// A function that is compiled for several CPUs. The version for the running CPU is chosen when the library is loaded.
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
 #define COMPILED_FOR_EACH_CPU 1
 #define FOR_EACH_CPU static __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
@@ -66,7 +66,7 @@ INLINED Floats beside(Half a, Half b) {
 constexpr Ints kLaneNumbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 constexpr int kTogether = 8;
 
-// The `sum` of each of several, to the last bit, with a third of the steps.
+// The `sum` of each of several vectors, with the same bits and a third of the steps.
 INLINED Half sums_of(const Floats (&x)[kTogether]) {
   Floats halves[kTogether / 2], quarters[kTogether / 4];
   for (int i = 0; i < kTogether / 2; ++i) {
@@ -100,12 +100,12 @@ INLINED bool any(Ints truth) {
   return (quarter[0] | quarter[1]) != 0;
 }
 
-// `number` rounded to a whole one (half to even), for magnitudes below 2^22: what does not fit beside this constant falls off.
+// `number` rounded to an integer (half to even), for magnitudes below 2^22: the sum with this constant drops the fraction.
 INLINED Floats rounded(Floats number) { return (number + 12582912.0f) - 12582912.0f; }
 
-// e^x for x <= 0, within 2e-7 of it (at -87 for what is less). By x = n log 2 + r, |r| <= log(2) / 2, and the polynomial of Cephes' expf.
+// e^x for x <= 0, within 2e-7 (e^-87 for x < -87). It uses x = n log 2 + r, |r| <= log(2) / 2, and the polynomial of Cephes' expf.
 INLINED Floats exp_of_negative(Floats x) {
-  x = x < -87.0f ? all(-87.0f) : x;  // below, the power of two would be no normal number; NaN stays NaN
+  x = x < -87.0f ? all(-87.0f) : x;  // below, the power of two would not be a normal number; NaN stays NaN
   const Floats n = rounded(x * 1.44269504f);
   const Floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // log 2 in two parts, the first exact
   Floats p = 1.9875691500e-4f * r + 1.3981999507e-3f;

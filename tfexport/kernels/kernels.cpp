@@ -1,5 +1,5 @@
-// Operators of ONNX Runtime's CPU provider for the functions of the dialect `ort`, whose definitions in a graph say what each
-// computes. A session for which this library is registered takes them instead of the definitions.
+// Operators of ONNX Runtime's CPU provider for the functions of the dialect `ort`. The definitions in a graph define the
+// result of each function. A session with this library uses the operators instead of the definitions.
 
 #include "attention.h"
 #include "products.h"

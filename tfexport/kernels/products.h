@@ -1,13 +1,12 @@
-// Products of rows with the weights of a projection, in float32 and in 8 bits, for CPUs with AVX-512 and VNNI. On others these
-// operators are not registered, and their definitions run.
+// Products of rows with the weights of a projection, in float32 and in 8 bits, for CPUs with AVX-512 and VNNI. On other CPUs
+// these operators are not registered, and their definitions run.
 //
-// Weights lie in blocks of 48 outputs: float32 [blocks, in, 48], and int8 [blocks, in / 4, 48, 4], four inputs side by side as
-// the instruction takes them; what is left of the last block is 0. Those in 8 bits lie so in the file, and are read where it
-// is mapped; those in float32 ONNX Runtime puts in this order when it loads a graph.
+// Weights are stored in blocks of 48 outputs: float32 [blocks, in, 48], and int8 [blocks, in / 4, 48, 4], with four adjacent
+// inputs for the instruction. The rest of the last block is 0. The file has 8-bit weights in this order, and they are read from
+// its mapping. ONNX Runtime brings float32 weights into this order when it loads a graph.
 //
-// With one row a product takes as long as its weights take to come from memory: they are read once, from first to last (but for
-// those of inputs that a ReLU makes 0, which are passed over). With many rows a tile of 8 rows and a block stays in registers,
-// in which whatever is loaded is used 3 or 8 times.
+// With one row, the memory limits the speed: weights are read once, from first to last, except those of inputs that a ReLU
+// makes 0. With many rows, a tile of 8 rows and a block stays in registers, so that each loaded value is used 3 or 8 times.
 #pragma once
 
 #include <algorithm>
@@ -35,43 +34,43 @@ inline bool has_products() {
 }
 
 constexpr int64_t kWidest = 3;                // registers of outputs in a tile
-constexpr int64_t kBlock = kWidest * kLanes;  // outputs whose weights lie side by side
-constexpr int64_t kGroup = 4;                 // inputs, in 8 bits
+constexpr int64_t kBlock = kWidest * kLanes;  // outputs with adjacent weights
+constexpr int64_t kGroup = 4;                 // inputs with adjacent weights, in 8 bits
 constexpr int64_t kAhead = 8192;              // bytes to fetch in advance: the CPU's own prefetching stops at each page
-constexpr int64_t kListAhead = 32;            // of listed inputs
-constexpr int64_t kSummed = 256;              // inputs whose products in float32 are one sum, as in ONNX Runtime's Gemm
-constexpr int64_t kFewRows = 8;               // in which to look for what a ReLU makes 0 in all of them
-constexpr double kWorthListing = 0.8;         // part of the inputs: with more, all of them take no longer
-constexpr int64_t kMostInputs = 65536;  // whose products of 8 bits have a sum of 32 bits, whatever they are
+constexpr int64_t kListAhead = 32;            // listed inputs to fetch in advance
+constexpr int64_t kSummed = 256;              // inputs whose float32 products are one sum, as in ONNX Runtime's Gemm
+constexpr int64_t kFewRows = 8;               // most rows that are searched for inputs that a ReLU makes 0 in all of them
+constexpr double kWorthListing = 0.8;         // largest share of inputs to list; above it, using all inputs takes no longer
+constexpr int64_t kMostInputs = 65536;  // most inputs for which sums of 8-bit products always fit into 32 bits
 
-// What is worth waking up a thread for is guessed, from a CPU that has so many multiplications and bytes of weights a second.
+// Assumed speed of a CPU in multiplications and bytes of weights per second, to decide when waking up a thread is worthwhile.
 constexpr double kTask = 4e-6;  // seconds
 constexpr double kMultiplications = 1e11, kInt8Multiplications = 4e11, kBytes = 8e10;
 
-// Which of the 16 outputs from `column` on there are.
+// A mask of the 16 outputs from `column` on that exist.
 WITH_AVX512 INLINED __mmask16 outputs_from(int64_t column, int64_t columns) {
   return columns - column >= kLanes ? 0xffff : (1u << (columns - column)) - 1;
 }
 
-// float32, of which a ReLU is taken first with `kRectified`. Each result is summed in the order of its inputs; with `kListed`
-// of some of them. Each `kSummed` inputs, listed or not, have a sum of their own, as the error of one sum grows with its length;
-// and so ONNX Runtime's Gemm adds them, which gives the same result to the last bit on a CPU that fuses multiply and add.
+// Float32 product, after a ReLU of the rows with `kRectified`. Each result is summed in the order of its inputs; `kListed` only
+// uses the listed inputs. Every `kSummed` inputs, listed or not, have their own sum, because the error of a sum grows with its
+// length. ONNX Runtime's Gemm does the same, so the results are bit-identical on a CPU that fuses multiply and add.
 template <bool kRectified, bool kListed>
 struct FloatProduct {
   const float* rows;     // [count, stride]
   const float* weights;  // [blocks, stride, 48]
   const float* bias;     // [columns]
   int64_t count, stride, columns;
-  const int32_t* listed;  // [used + kListAhead], those behind the last to be fetched only
-  int64_t used;           // inputs
+  const int32_t* listed;  // [used + kListAhead]; the entries after `used` are only fetched
+  int64_t used;           // number of listed inputs
 
   double seconds() const {
     const double size = static_cast<double>(used) * columns;
     return std::max(size * count / kMultiplications, size * sizeof(float) / kBytes);
   }
 
-  // So many rows and registers of outputs, from `column` on, at which a block begins. A function of its own, because GCC puts
-  // registers of the innermost loop on the stack where it sees the loops of other tiles beside it.
+  // A tile of rows and registers of outputs, from `column` on, where a block begins. It is a separate function, because GCC
+  // spills registers of the innermost loop to the stack if it sees the loops of other tiles next to it.
   template <int kRows, int kWidth>
   WITH_AVX512 __attribute__((noinline)) void tile(int64_t row, int64_t column, float* result) const {
     for (int64_t input = 0, start = 0, end; input < stride; input += kSummed, start = end) {
@@ -80,8 +79,8 @@ struct FloatProduct {
     }
   }
 
-  // The inputs from `start` to `end`, added to `added` in each row, or without it to what `result` has: there are no registers
-  // left for the sums of those before.
+  // Adds the inputs from `start` to `end` to `added` in each row, or without it to `result`, because no registers are left for
+  // the earlier sums.
   template <int kRows, int kWidth>
   WITH_AVX512 INLINED void add_inputs(int64_t row, int64_t column, int64_t start, int64_t end, const float* added,
                                       float* result) const {
@@ -101,11 +100,11 @@ struct FloatProduct {
         taken[w] = _mm512_loadu_ps(from);
       }
       UNROLLED for (int r = 0; r < kRows; ++r) {
-        // Written out, because GCC loads all rows before it multiplies any, which takes more registers than there are: half
+        // In assembly, because GCC loads all rows before the first multiplication, which needs too many registers and halves
         // the speed.
         __m512 number;
         asm volatile("vbroadcastss %1, %0" : "=v"(number) : "m"(numbers[r * stride + i]));
-        if (kRectified) number = _mm512_max_ps(_mm512_setzero_ps(), number);  // in this order NaN stays
+        if (kRectified) number = _mm512_max_ps(_mm512_setzero_ps(), number);  // this order keeps NaN
         UNROLLED for (int w = 0; w < kWidth; ++w) {
           sums[r][w] = _mm512_fmadd_ps(number, taken[w], sums[r][w]);
         }
@@ -123,17 +122,17 @@ struct FloatProduct {
   }
 };
 
-// Rows in 8 bits, each with a scale: signed, or unsigned where a ReLU was taken first.
+// Rows in 8 bits, each with a scale: signed, or unsigned after a ReLU.
 struct RoundedRows {
   std::vector<uint8_t> numbers;  // [count, stride]
-  std::vector<int32_t> start;    // what the sums of a row begin with
+  std::vector<int32_t> start;    // initial value of the sums of each row
   std::vector<float> scale;
 
   RoundedRows(int64_t count, int64_t stride) : numbers(count * stride), start(count), scale(count) {}
 };
 
-// The instruction multiplies unsigned numbers by signed ones. Where rows are signed, weights are made unsigned by adding 128
-// (the flip of a bit), and each sum starts at -128 times the sum of its row.
+// The instruction multiplies unsigned numbers by signed ones. If the rows are signed, weights become unsigned by adding 128
+// (flipping a bit), and each sum starts at -128 times the sum of its row.
 template <bool kRectified>
 struct Int8Product {
   const RoundedRows& rows;
@@ -183,14 +182,14 @@ struct Int8Product {
       const __m512 factor = _mm512_maskz_loadu_ps(there, scale + first), more = _mm512_maskz_loadu_ps(there, bias + first);
       UNROLLED for (int r = 0; r < kRows; ++r) {
         __m512 product = _mm512_cvtepi32_ps(sums[r][w]) * factor * rows.scale[row + r];
-        asm("" : "+v"(product));  // or GCC fuses it with the addition, and the last bits are not those of the definition
+        asm("" : "+v"(product));  // otherwise GCC fuses it with the addition, and the last bits differ from the definition
         _mm512_mask_storeu_ps(result + (row + r) * columns + first, there, product + more);
       }
     }
   }
 };
 
-// All rows times the `kWidth` registers of outputs from `column` on.
+// Multiplies all rows with the `kWidth` registers of outputs from `column` on.
 template <int kWidth, typename Product>
 WITH_AVX512 void multiply_block(const Product& product, int64_t column, float* result) {
   int64_t row = 0;
@@ -206,7 +205,7 @@ WITH_AVX512 void multiply_block(const Product& product, int64_t column, float* r
   }
 }
 
-// All rows times all columns to `result` [count, columns], by the threads of the session.
+// Multiplies all rows with all columns into `result` [count, columns], with the threads of the session.
 template <typename Product>
 void multiply(Context& context, const Product& product, float* result) {
   const int64_t blocks = (product.columns + kBlock - 1) / kBlock;
@@ -225,7 +224,7 @@ void multiply(Context& context, const Product& product, float* result) {
   });
 }
 
-// Room for the result, one row of `columns` for each row of `states`; null where the operator has failed.
+// Memory for the result, with a row of `columns` for each row of `states`; null if the operator has failed.
 inline float* result_of(Context& context, const Tensor& states, int64_t columns) {
   Dims dims = states.dims;
   if (context.status()) return nullptr;
@@ -247,17 +246,17 @@ inline bool are_int8_blocks(const Tensor& weights, int64_t columns, int64_t size
          weights.dims[1] * kGroup == size && weights.dims[2] == kBlock && weights.dims[3] == kGroup;
 }
 
-// Puts into `list` the inputs of `rows` that a ReLU leaves in one row at least, in their order, and behind them `kListAhead`
-// that there are; returns how many it leaves. Of a trained network they are few, and the weights of the others are not read.
+// Writes the inputs that are above 0 in at least one of `rows` into `list`, in order, followed by `kListAhead` valid inputs;
+// returns the number of inputs above 0. In a trained network they are few, and the weights of the others are not read.
 WITH_AVX512 inline int64_t list_positive(const float* rows, int64_t count, int64_t size, std::vector<int32_t>& list) {
-  list.resize(size + kListAhead + kLanes);  // as whole registers are stored
+  list.resize(size + kListAhead + kLanes);  // because whole registers are stored
   int64_t used = 0;
   const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   for (int64_t i = 0; i < size; i += kLanes) {
     const __mmask16 there = outputs_from(i, size);
     __mmask16 left = 0;
     for (int64_t row = 0; row < count; ++row) {
-      // Not "less or equal": NaN stays.
+      // "Not less or equal" keeps NaN.
       left |= _mm512_mask_cmp_ps_mask(there, _mm512_maskz_loadu_ps(there, rows + row * size + i), _mm512_setzero_ps(), _CMP_NLE_UQ);
     }
     const __m512i inputs = _mm512_add_epi32(lanes, _mm512_set1_epi32(i));
@@ -268,7 +267,7 @@ WITH_AVX512 inline int64_t list_positive(const float* rows, int64_t count, int64
   return used;
 }
 
-// Args: states float [.., in], of which a ReLU is taken first with `kRectified`; weights float; bias [out]. Gives [.., out].
+// Args: states float [.., in], after a ReLU with `kRectified`; weights float; bias [out]. Returns [.., out].
 template <bool kRectified>
 void linear(Context& context) {
   const Tensor states = context.input(0), weights = context.input(1), bias = context.input(2);
@@ -288,8 +287,8 @@ void linear(Context& context) {
   multiply(context, FloatProduct<kRectified, false>{rows, blocks, added, count, size, bias.size, nullptr, size}, result);
 }
 
-// Args: states float [.., in], of which a ReLU is taken first with `kRectified`; weights int8; their scales, and the bias,
-// [out]. Gives float [.., out].
+// Args: states float [.., in], after a ReLU with `kRectified`; weights int8; their scales, and the bias, [out]. Returns float
+// [.., out].
 template <bool kRectified>
 void int8_linear(Context& context) {
   const Tensor states = context.input(0), weights = context.input(1), scale = context.input(2), bias = context.input(3);
@@ -313,8 +312,8 @@ void int8_linear(Context& context) {
   multiply(context, product, result);
 }
 
-// Args: numbers uint8 [rows, d_model], 64 for 0, as ScreenStates gives them; weights int8; their scales, and what is added,
-// [vocab]. Gives float [rows, vocab], in multiples of the rows' scales.
+// Args: numbers uint8 [rows, d_model], 64 for 0, from ScreenStates; weights int8; their scales and addends, [vocab]. Returns
+// float [rows, vocab], in multiples of the rows' scales.
 inline void screen_product(Context& context) {
   const Tensor numbers = context.input(0), weights = context.input(1), scale = context.input(2), room = context.input(3);
   const int64_t size = numbers.last(), columns = room.size;

@@ -1,5 +1,5 @@
-// What is done to the rows of a matrix one by one: norms, rounding to 8 bits, and finding the best tokens. Each is one pass or
-// two over a row that is in the cache of the CPU, where ONNX Runtime's operators take two to five nodes.
+// Operations on single rows of a matrix: norms, rounding to 8 bits, and the search for the best tokens. Each makes one or two
+// passes over a row in the CPU's cache. ONNX Runtime's operators need two to five nodes for it.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace tfexport {
 
-// Calls `each(i)` for the starts of groups of lanes, and `rest(i)` for what is left of `size`.
+// Calls `each(i)` for the starts of groups of lanes, and `rest(i)` for the rest of `size`.
 template <typename Each, typename Rest>
 INLINED void by_lanes(int64_t size, Each each, Rest rest) {
   int64_t i = 0;
@@ -21,7 +21,7 @@ INLINED void by_lanes(int64_t size, Each each, Rest rest) {
   for (; i < size; ++i) rest(i);
 }
 
-// `total` is the sum of two rows, `normed` its LayerNorm (Ba et al. 2016), of which the sums are in float32.
+// `total` is the sum of two rows, `normed` is its LayerNorm (Ba et al. 2016), summed in float32.
 FOR_EACH_CPU void add_and_norm(const float* a, const float* b, const float* scale, const float* bias, float epsilon,
                                int64_t size, float* total, float* normed) {
   Floats sums = {}, squares = {};
@@ -51,7 +51,7 @@ FOR_EACH_CPU void add_and_norm(const float* a, const float* b, const float* scal
       [&](int64_t i) INLINED_LAMBDA { normed[i] = (total[i] - mean) * factor * scale[i] + bias[i]; });
 }
 
-// Args: two tensors float [.., size]; scale and bias [size]; epsilon, an attribute. Gives their sum, and its LayerNorm.
+// Args: two tensors float [.., size]; scale and bias [size]; epsilon, an attribute. Returns their sum and its LayerNorm.
 inline void residual_norm(Context& context) {
   const Tensor a = context.input(0), b = context.input(1), scale = context.input(2), bias = context.input(3);
   const int64_t size = a.last();
@@ -67,8 +67,8 @@ inline void residual_norm(Context& context) {
   }
 }
 
-// Numbers to whole multiples of a scale, of which the largest magnitude is 127 (int8), or with `kRectified` 255 (uint8, what is
-// below 0 taken for 0). `sum` is that of what they are rounded to. Returns the scale.
+// Rounds numbers to integer multiples of a scale. The largest magnitude is 127 (int8), or with `kRectified` 255 (uint8, with 0
+// for negative numbers). `sum` is the sum of the rounded numbers. Returns the scale.
 template <bool kRectified>
 FOR_EACH_CPU float quantize(const float* numbers, int64_t size, uint8_t* rounded_to, int32_t& sum) {
   constexpr float kFloor = kRectified ? 0.0f : -FLT_MAX, kMost = kRectified ? 255 : 127;
@@ -78,7 +78,7 @@ FOR_EACH_CPU float quantize(const float* numbers, int64_t size, uint8_t* rounded
       size,
       [&](int64_t i) INLINED_LAMBDA {
         magnitudes = larger(magnitudes, magnitude(larger(load(numbers + i), all(kFloor))));
-        zeros += load(numbers + i) * 0.0f;  // NaN where a number is not finite, which a comparison may not see
+        zeros += load(numbers + i) * 0.0f;  // NaN if a number is not finite, which a comparison may miss
       },
       [&](int64_t i) INLINED_LAMBDA {
         last = std::max(last, std::fabs(std::max(numbers[i], kFloor)));
@@ -86,11 +86,11 @@ FOR_EACH_CPU float quantize(const float* numbers, int64_t size, uint8_t* rounded
       });
   const float scale = std::max(largest(magnitudes), last) * (1.0f / kMost) + (tfexport::sum(zeros) + last_zero);
   sum = 0;
-  if (!(scale <= FLT_MAX)) {  // what is no number, the scale tells
+  if (!(scale <= FLT_MAX)) {  // the scale shows that a number is not finite
     std::memset(rounded_to, 0, size);
     return scale;
   }
-  // Of a row of zeros the scale is 0, and of the least floats it has few bits: both are rounded to 0.
+  // For a row of zeros the scale is 0, and for the smallest floats it has few bits: both are rounded to 0.
   const float divisor = scale >= FLT_MIN ? scale : 1.0f;
   Ints sums = {};
   by_lanes(
@@ -119,7 +119,7 @@ constexpr int64_t kChunk = 8 * kLanes;
 
 inline int64_t chunks_of(int64_t size) { return (size + kChunk - 1) / kChunk; }
 
-// The largest of each `kChunk` numbers of a row, [chunks]. NaN is passed over.
+// The largest of each `kChunk` numbers of a row, [chunks]. NaN is skipped.
 FOR_EACH_CPU void largest_of_chunks(const float* row, int64_t size, float* largests) {
   for (int64_t start = 0; start < size; start += kChunk) {
     Floats mosts = all(-INFINITY);
@@ -147,17 +147,17 @@ struct Found {
   int64_t id;
 };
 
-// The best so many of the numbers that it is shown, best first; of equal ones the first that came. It is for few: the time
-// grows with their square. A NaN is taken where there is room, and nothing is better than it: who reads the ranking of a row
-// with one knows by something else.
+// The best of the given numbers, best first; of equal numbers the earlier one. It is for small rankings: the time grows with
+// the square of their size. A NaN is kept if there is room, and no number is better than it. Callers must detect rows with NaN
+// in another way.
 class Ranking {
  public:
   explicit Ranking(int64_t count) : found(count) {}
 
-  // Forgets all; from now on passes over what is less than `bar`.
+  // Clears the ranking. From now on, numbers below `bar` are skipped.
   void begin(float bar) { have_ = 0, bar_ = bar; }
 
-  // Shows it the log-probabilities of a row's numbers from `start` to `end`.
+  // Adds the log-probabilities of a row's numbers from `start` to `end`.
   INLINED void see(const float* row, int64_t start, int64_t end, float most, float log_sum) {
     by_lanes(
         end - start,
@@ -168,7 +168,7 @@ class Ranking {
         [&](int64_t i) INLINED_LAMBDA { take((row[start + i] - most) - log_sum, start + i); });
   }
 
-  // What the last of the best has, or where there are not so many, less.
+  // The last number of a full ranking, or a smaller number if the ranking is not full.
   float bar() const { return bar_; }
 
   std::vector<Found> found;
@@ -188,8 +188,8 @@ class Ranking {
   float bar_ = -INFINITY;
 };
 
-// Lets `ranking` see the best of a row. As many numbers as it keeps are no less than the last of the best `largests`, which are
-// those of all chunks: only chunks that hold as much are looked at.
+// Adds the best numbers of a row to `ranking`. The last of the best `largests`, which are the largest numbers of all chunks, is
+// a lower bound for them, so only chunks with a number that is not below it are searched.
 FOR_EACH_CPU void rank(const float* row, int64_t size, const std::vector<float>& largests, float most, float log_sum,
                        Ranking& ranking) {
   const int64_t chunks = static_cast<int64_t>(largests.size());
@@ -203,9 +203,10 @@ FOR_EACH_CPU void rank(const float* row, int64_t size, const std::vector<float>&
   }
 }
 
-constexpr int64_t kFewBest = 128;  // for which a ranking is faster than sorting the row
+constexpr int64_t kFewBest = 128;  // largest count for which a ranking is faster than sorting the row
 
-// Puts the best of a row into `found`, as a ranking would, however many. A log-probability is NaN where `log_sum` is, and then all are.
+// Writes the best numbers of a row into `found`, in the order of a ranking, for any count. If `log_sum` is NaN, all
+// log-probabilities are NaN.
 inline void rank_many(const float* row, int64_t size, float most, float log_sum, std::vector<Found>& every, std::vector<Found>& found) {
   every.resize(size);
   for (int64_t id = 0; id < size; ++id) every[id] = {(row[id] - most) - log_sum, id};
@@ -220,7 +221,7 @@ inline void rank_many(const float* row, int64_t size, float most, float log_sum,
   std::copy_n(every.begin(), count, found.begin());
 }
 
-// Args: logits float [rows, vocab]; count int64 [1]. Gives log-probabilities and ids of the best tokens, [rows, count].
+// Args: logits float [rows, vocab]; count int64 [1]. Returns log-probabilities and ids of the best tokens, [rows, count].
 inline void best_tokens(Context& context) {
   const Tensor logits = context.input(0), counts = context.input(1);
   if (!context.require(logits.dims.size() == 2 && counts.size == 1, "BestTokens takes rows, and how many to find")) return;
@@ -267,8 +268,8 @@ FOR_EACH_CPU int64_t first_of_largest(const float* row, int64_t size, std::vecto
   return id;
 }
 
-// Args: logits float [rows, vocab]; the ids int64 [banned] that may not come. Gives the largest logit of what may, and its id,
-// [rows, 1]; of equal ones the first. Where all are banned, that is -inf; where one is NaN, NaN.
+// Args: logits float [rows, vocab]; banned ids int64 [banned]. Returns the largest logit that is not banned, and its id,
+// [rows, 1]; of equal logits the first. The logit is -inf if all are banned, and NaN if one is NaN.
 inline void best_token(Context& context) {
   const Tensor logits = context.input(0), banned = context.input(1);
   if (!context.require(logits.dims.size() == 2 && logits.dims[1] > 0, "BestToken takes rows of logits")) return;

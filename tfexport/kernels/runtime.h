@@ -1,6 +1,6 @@
-// What of ONNX Runtime's C interface a library of operators needs, so that it builds without ONNX Runtime's headers, which no
-// Python package has. Its table of functions and its struct of an operator only ever grow at their ends: a function keeps its number
-// below in all versions that have it, and an operator says how much of the struct it fills in.
+// The part of ONNX Runtime's C interface that a library of operators needs. With it, the library builds without ONNX Runtime's
+// headers, which no Python package contains. The interface's table of functions and its struct of an operator only grow at their
+// ends: a function keeps its number below in all versions, and an operator declares how much of the struct it fills in.
 #pragma once
 
 #include <algorithm>
@@ -50,7 +50,7 @@ struct OrtCustomOp {
 namespace tfexport {
 
 constexpr uint32_t kOperatorVersion = 16;  // of the struct: the first with operators that can return an error
-constexpr uint32_t kVersion = 24;          // of the table: the first that tells shapes without memory of their own
+constexpr uint32_t kVersion = 24;          // of the table: the first that returns shapes without allocating memory
 
 enum Function {
   kCreateStatus = 0,
@@ -75,7 +75,7 @@ OrtStatus* call(const OrtApi* api, Function function, Arguments... arguments) {
   return reinterpret_cast<OrtStatus* (*)(Arguments...)>(api[function])(arguments...);
 }
 
-// The sizes of a tensor's axes. It is in no memory of its own, for which a step of a small model would ask a hundred times.
+// The sizes of a tensor's axes. It allocates no memory; a step of a small model would allocate a hundred times.
 class Dims {
  public:
   static constexpr size_t kMost = 4;
@@ -110,7 +110,7 @@ struct Tensor {
   int64_t last() const { return dims.empty() ? 1 : dims.back(); }
 };
 
-// Fills `tensor` with what a value holds. Returns what failed, if anything did.
+// Fills `tensor` with the content of a value. Returns the error, if any.
 inline OrtStatus* read(const OrtApi* api, const OrtValue* value, Tensor& tensor) {
   int type = 0;
   const int64_t* sizes = nullptr;
@@ -123,19 +123,19 @@ inline OrtStatus* read(const OrtApi* api, const OrtValue* value, Tensor& tensor)
   return call(api, kGetTensorMutableData, const_cast<OrtValue*>(value), &tensor.data);
 }
 
-// What an operator's node has for all of its runs.
+// The data of an operator's node, for all of its runs.
 struct Given {
   float attribute = 0;
-  std::vector<Tensor> constants;  // of each input; without data where it differs from run to run
+  std::vector<Tensor> constants;  // of each input; without data if it differs from run to run
 };
 
-// The inputs and outputs of one run of an operator. The first failure is kept, and is what the operator returns.
+// The inputs and outputs of one run of an operator. The operator returns the first failure.
 class Context {
  public:
   Context(const OrtApi* api, OrtKernelContext* context, const Given& given)
       : attribute(given.attribute), api_(api), context_(context), constants_(given.constants) {}
 
-  const float attribute;  // the number that the operator's node has beside its inputs, if it has one
+  const float attribute;  // the numeric attribute of the operator's node, if it has one
 
   Tensor input(size_t index) {
     if (constants_[index].data) return constants_[index];
@@ -156,13 +156,13 @@ class Context {
     return data;
   }
 
-  // `holds`, or else the operator fails.
+  // Returns `holds`. If it is false, the operator fails.
   bool require(bool holds, const char* otherwise) {
     if (status_ == nullptr && !holds) status_ = call(api_, kCreateStatus, kInvalidArgument, otherwise);
     return status_ == nullptr;
   }
 
-  // Calls `task(i)` for all i below `tasks`, by the threads of the session.
+  // Calls `task(i)` for all i below `tasks`, with the threads of the session.
   template <typename Task>
   void parallel(int64_t tasks, const Task& task) {
     if (tasks == 1) return task(0);
@@ -186,7 +186,7 @@ class Context {
   OrtStatus* status_ = nullptr;
 };
 
-// An operator that keeps nothing between its runs but what its node has, with one attribute at most, a float.
+// An operator that only keeps the data of its node between runs, with at most one attribute, a float.
 class Operator : public OrtCustomOp {
  public:
   using Compute = void (*)(Context&);
@@ -212,7 +212,7 @@ class Operator : public OrtCustomOp {
         OrtStatus* failed = self(op).read_given(api, info, given);
         if (!failed) *kernel = new Kernel{api, self(op).compute_, std::move(given)};
         return failed;
-      } catch (const std::exception& error) {  // none may leave a function that C calls
+      } catch (const std::exception& error) {  // no exception may leave a function that C calls
         return call(api, kCreateStatus, 1, error.what());
       }
     };

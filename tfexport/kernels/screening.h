@@ -13,12 +13,12 @@
 
 namespace tfexport {
 
-constexpr int kLevels = 63;       // of the magnitudes that states are rounded to
+constexpr int kLevels = 63;       // largest magnitude of rounded states
 constexpr int kZeroOfStates = kLevels + 1;
 constexpr int kCandidates = 16;   // words that are multiplied in float32
 
-// Numbers to 64 + whole multiples of a scale, which is returned, of at most 63; and in multiples of it the lengths of what
-// they are rounded to, and of what is lost.
+// Rounds numbers to integer multiples, of at most 63, of a scale, and stores them plus 64. Returns the scale, and in multiples
+// of it the lengths of the rounded numbers and of the rounding error.
 FOR_EACH_CPU float round_states(const float* numbers, int64_t size, uint8_t* rounded_to, float& length, float& lost) {
   Floats magnitudes = {}, zeros = {}, lengths = {}, losses = {};
   float last = 0, last_zero = 0, last_length = 0, last_lost = 0;
@@ -26,7 +26,7 @@ FOR_EACH_CPU float round_states(const float* numbers, int64_t size, uint8_t* rou
       size,
       [&](int64_t i) INLINED_LAMBDA {
         magnitudes = larger(magnitudes, magnitude(load(numbers + i)));
-        zeros += load(numbers + i) * 0.0f;  // NaN where a number is not finite
+        zeros += load(numbers + i) * 0.0f;  // NaN if a number is not finite
       },
       [&](int64_t i) INLINED_LAMBDA {
         last = std::max(last, std::fabs(numbers[i]));
@@ -65,9 +65,9 @@ FOR_EACH_CPU void add_scaled(const float* a, float by, const float* b, float and
       [&](int64_t i) INLINED_LAMBDA { result[i] = a[i] * by + b[i] * and_by; });
 }
 
-// Args: states float [rows, d_model]; the length of each word's weights and of what is lost of them, [vocab]. Gives states in
-// 7 bits, uint8 [rows, d_model], their scales [rows, 1], and what a word's logit may be above the rounded one, [vocab], in
-// multiples of these scales.
+// Args: states float [rows, d_model]; the lengths of each word's weights and of their rounding error, [vocab]. Returns states in
+// 7 bits, uint8 [rows, d_model], their scales [rows, 1], and the amount by which a word's logit may exceed the rounded one,
+// [vocab], in multiples of these scales.
 inline void screen_states(Context& context) {
   const Tensor states = context.input(0), norms = context.input(1), errors = context.input(2);
   context.require(states.dims.size() == 2 && norms.dims.size() == 1 && errors.dims == norms.dims,
@@ -82,7 +82,7 @@ inline void screen_states(Context& context) {
   for (int64_t row = 0; row < rows; ++row) {
     float length, lost;
     scales[row] = round_states(states.as<float>() + row * size, size, numbers + row * size, length, lost);
-    // A NaN takes no part: its own row is never proven, and the others keep their bounds.
+    // A NaN is ignored: its own row is never proven, and the others keep their bounds.
     if (length > longest) longest = length;
     if (lost > most_lost) most_lost = lost;
   }
@@ -99,7 +99,7 @@ FOR_EACH_CPU float dot(const float* a, const float* b, int64_t size) {
 }
 
 // Args: bounds float [rows, vocab], in multiples of the scales [rows, 1]; states [rows, d_model]; weight [vocab, d_model];
-// bias [vocab]; the ids int64 [banned] that may not come. Gives the largest logit of each row and its word, [rows, 1].
+// bias [vocab]; banned ids int64 [banned]. Returns the largest logit of each row and its word, [rows, 1].
 inline void screen_best(Context& context) {
   const Tensor bounds = context.input(0), scales = context.input(1), states = context.input(2);
   const Tensor weight = context.input(3), bias = context.input(4), banned = context.input(5);
@@ -134,7 +134,7 @@ inline void screen_best(Context& context) {
     largest_of_chunks(values.data(), vocab, largests.data());
     rank(values.data(), vocab, largests, 0, 0, ranking);
     const float least = candidates.back().log_prob;  // no other word's logit is above
-    // In the order of their ids, so that of equal logits the first is taken.
+    // Sorted by id, so that of equal logits the first wins.
     std::sort(candidates.begin(), candidates.end(), [](const Found& a, const Found& b) { return a.id < b.id; });
     best[row] = -INFINITY;
     ids[row] = candidates[0].id;
@@ -144,7 +144,7 @@ inline void screen_best(Context& context) {
       is_number &= found == found;
       if (found > best[row]) best[row] = found, ids[row] = candidate.id;
     }
-    // Bounds that left the range of float32 prove nothing.
+    // Bounds outside the range of float32 prove nothing.
     is_number &= least >= -FLT_MAX && !has_nan(values.data(), vocab);
     if (!(is_number && best[row] > least)) unproven.push_back(row);
   }
@@ -152,7 +152,7 @@ inline void screen_best(Context& context) {
   for (int64_t word = 0; word < vocab && !unproven.empty(); ++word) {
     for (int64_t row : unproven) {
       const float found = logit(row, word);
-      // A NaN stays: nothing is above it.
+      // A NaN stays, because no number is above it.
       if (found > best[row] || found != found) best[row] = found, ids[row] = word;
     }
   }

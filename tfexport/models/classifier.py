@@ -9,7 +9,7 @@ from tfexport.models.transformer import Encoder, initialise
 
 
 class EncoderClassifier(nn.Module):
-    """Classes of a source sequence; the config has `n_classes` above 0 and no decoder."""
+    """Classifies source sequences. The config has `n_classes` above 0 and no decoder."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -19,5 +19,5 @@ class EncoderClassifier(nn.Module):
         initialise(self)
 
     def forward(self, src_ids: Tensor, src_len: Tensor) -> Tensor:
-        """`src_ids` [batch, src], `src_len` [batch] to logits [batch, n_classes] in float32."""
+        """Classify `src_ids` [batch, src] of lengths `src_len` [batch]; returns float32 logits [batch, n_classes]."""
         return self.head(self.encoder(src_ids, src_len)[:, 0].to(self.head.weight.dtype)).float()

@@ -1,4 +1,4 @@
-"""A float32 model computed in float64: what a rounding error is measured from."""
+"""Computation of a float32 model in float64, the reference for rounding errors."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _EXACT = (F.embedding,)
-"""Functions that only copy numbers: their results are widened where they are used, not the tables that they read."""
+"""Functions that only copy numbers. Their results are widened, not the tables that they read."""
 _CASTS = (Tensor.to, Tensor.float, Tensor.half, Tensor.bfloat16)
 
 
 class InFloat64(TorchFunctionMode):
-    """Within it every PyTorch function computes in float64, whatever the type of the tensors that it is given.
+    """A mode in which every PyTorch function computes in float64, for tensors of any type.
 
-    A model needs no copy of its weights for that: each is widened where it is used and freed after it. So the memory that
-    is needed on top is that of a part of a matrix, and not twice the model. A write into a given tensor keeps the type of
-    that tensor; the models here write none in place while they are in this mode.
+    The model's weights are not copied: each weight is widened for its use and then freed. The additional memory is that of
+    a part of a matrix, not twice the model. A write into an existing tensor keeps the type of that tensor; the models here
+    write nothing in place in this mode.
     """
 
     def __torch_function__(
@@ -39,7 +39,7 @@ class InFloat64(TorchFunctionMode):
             return func(*args, **named)
         if func in _CASTS and isinstance(args[0], Tensor) and args[0].is_floating_point():
             return args[0].double()  # a cast to a narrower type would round
-        if getattr(func, "__name__", "") == "__get__":  # of a property, such as a shape: it computes nothing
+        if getattr(func, "__name__", "") == "__get__":  # a property, such as a shape: no computation
             found = func(*args)
             return torch.float64 if isinstance(found, torch.dtype) and found.is_floating_point else found
         if func is F.linear and args[1].numel() > 2 * _CHUNK:
@@ -51,11 +51,11 @@ class InFloat64(TorchFunctionMode):
 
 
 class WithRandomRounding(InFloat64):
-    """Within it PyTorch computes in float64, and the result of every function is off by a random part of float32's unit
-    roundoff: one sample of what rounding may do to a model (Monte Carlo arithmetic, Parker 1997).
+    """A mode in which PyTorch computes in float64, with a random error of up to float32's unit roundoff in every result.
+    It is one sample of the effect of rounding on a model (Monte Carlo arithmetic, Parker 1997).
 
-    A float32 computation is one sample too, but its rounding is always the same. Functions that only move numbers, such as
-    a reshape, round here too: that adds a little to the spread and takes nothing away.
+    A float32 computation is also such a sample, but its rounding is always the same. Functions that only move numbers, such
+    as a reshape, also round here. That increases the spread a little and never reduces it.
     """
 
     def __init__(self, seed: int):
@@ -70,11 +70,11 @@ class WithRandomRounding(InFloat64):
 
 
 _CHUNK = 2**20
-"""Numbers of a matrix that are widened at once: buffers of some megabytes are used again, larger ones are mapped anew."""
+"""Number of matrix elements that are widened at once. Buffers of some megabytes are reused; larger ones are mapped anew."""
 
 
 def _large_linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear` in float64, the weights widened a part at a time."""
+    """`F.linear` in float64; the weights are widened part by part."""
     states = _widened(states)
     rows = max(1, _CHUNK // weight.shape[1])
     products = torch.cat([F.linear(states, part.double()) for part in torch.split(weight, rows)], dim=-1)
@@ -95,16 +95,16 @@ _OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 
 
 class Widening(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Computes in float64 what asks for a narrower type, and keeps the lines of code that asked.
+    """A mode that computes in float64 where code requests a narrower type, and records the lines of that code.
 
-    It is for modules of others, whose weights are float64 already. Attention that computes its softmax in float32 differs
-    from exact arithmetic by rounding alone. That would look like a small fault of the model, such as another epsilon.
+    It is for modules of other authors, whose weights are already float64. Attention with a float32 softmax differs from
+    exact arithmetic only by rounding. The difference would look like a small fault of the model, such as another epsilon.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.places: dict[str, None] = {}
-        """`my_model.py, line 42` of each line that asks for a narrower type than float64, in order."""
+        """The lines that request a narrower type than float64, in order, such as `my_model.py, line 42`."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = dict(kwargs or {})
@@ -115,7 +115,7 @@ class Widening(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _caller() -> str:
-    """The innermost line that is not of PyTorch or tfexport."""
+    """The innermost line outside PyTorch and tfexport."""
     for frame in reversed(traceback.extract_stack()):
         if not frame.filename.startswith(_OWN):
             return f"{Path(frame.filename).name}, line {frame.lineno}"
@@ -124,7 +124,7 @@ def _caller() -> str:
 
 @contextmanager
 def widened() -> Iterator[Widening]:
-    """Within it every floating-point number is float64, except in tensors that were made before."""
+    """A context in which new floating-point tensors are float64; earlier tensors keep their types."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

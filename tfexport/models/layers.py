@@ -1,6 +1,6 @@
-"""The layers of the canonical Transformer: attention, feed-forward, norms, and the cache that a step writes.
+"""The layers of the canonical Transformer: attention, feed-forward, norms, and the KV cache of a step.
 
-Shapes are those of `transformer.py`.
+`transformer.py` defines the names of the shapes.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from tfexport.config import Activation, ModelConfig
 
 
 class KeyValue(NamedTuple):
-    """Keys and values of one attention, each [batch or rows, heads, length, head_dim]."""
+    """Keys and values of an attention layer, each [batch or rows, heads, length, head_dim]."""
 
     key: Tensor
     value: Tensor
 
 
 def write_cache(cache: Tensor, update: Tensor, position: Tensor) -> Tensor:
-    """A copy of `cache` [rows, heads, cache, head_dim] with `update` [rows, heads, 1, head_dim] at `position` [rows]."""
+    """Copy `cache` [rows, heads, cache, head_dim] and write `update` [rows, heads, 1, head_dim] at `position` [rows]."""
     written = cache.clone()
     written[torch.arange(len(cache), device=cache.device), :, position] = update[:, :, 0]
     return written
 
 
 def write_in_place(cache: Tensor, update: Tensor, position: Tensor) -> Tensor:
-    """`write_cache` into `cache` itself, for PyTorch's own decoding with a static cache."""
+    """`write_cache`, but `cache` itself is changed, for PyTorch's own decoding with a static cache."""
     cache[torch.arange(len(cache), device=cache.device), :, position] = update[:, :, 0]
     return cache
 
@@ -43,12 +43,12 @@ WriteCache = Callable[[Tensor, Tensor, Tensor], Tensor]
 def best_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` best tokens of each row of `logits` [rows, vocab]: log-probabilities and ids, each [rows, count]."""
     values, ids = logits.topk(count)
-    peak = values[:, :1]  # out of the sum, so that no exponential overflows
+    peak = values[:, :1]  # subtracted in the sum, so that no exponential overflows
     return values - peak - (logits - peak).exp().sum(-1, keepdim=True).log(), ids
 
 
 class Attention(nn.Module):
-    """Multi-head scaled dot-product attention (section 3.2); keys and values are projected apart so they can be kept."""
+    """Multi-head scaled dot-product attention (section 3.2). `key_value` is a method of its own, for the KV cache."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -69,22 +69,22 @@ class Attention(nn.Module):
         return KeyValue(self._heads(self.key(states)), self._heads(self.value(states)))
 
     def forward(self, states: Tensor, memory: KeyValue, mask: Tensor) -> Tensor:
-        """`states` [batch, queries, d_model] attend to `memory`.
+        """Attention of `states` [batch, queries, d_model] to `memory`; returns [batch, queries, d_model].
 
-        `mask` broadcasts to [batch, heads, queries, keys]: bool, or float to be added to the scores.
+        `mask` broadcasts to [batch, heads, queries, keys]. It is bool, or float that is added to the scores.
         """
         query = self._heads(self.query(states))
         mixed = F.scaled_dot_product_attention(query, *memory, attn_mask=mask, scale=self.head_dim**-0.5)
         return self.output(mixed.transpose(1, 2).flatten(2))
 
     def weights(self, states: Tensor, memory: KeyValue, mask: Tensor) -> Tensor:
-        """The attention weights [batch, heads, queries, keys] that `forward` mixes the values with."""
+        """The attention weights [batch, heads, queries, keys] that `forward` multiplies the values with."""
         scores = self._heads(self.query(states)) @ memory.key.transpose(-1, -2) * self.head_dim**-0.5
         return scores.masked_fill(~mask, -math.inf).softmax(-1)
 
 
 class PointwiseConv(nn.Conv1d):
-    """A Conv1d of kernel 1 over [batch, length, channels], computed as the matrix product that it is."""
+    """A Conv1d of kernel size 1 over [batch, length, channels], computed as a matrix product."""
 
     def forward(self, states: Tensor) -> Tensor:
         return F.linear(states, self.weight.squeeze(-1), self.bias)
@@ -99,7 +99,7 @@ _ACTIVATIONS: dict[Activation, Callable[[], nn.Module]] = {
 
 
 class FeedForward(nn.Module):
-    """Position-wise feed-forward network (section 3.3), [batch, length, d_model] to the same."""
+    """Position-wise feed-forward network (section 3.3): [batch, length, d_model] to [batch, length, d_model]."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -124,7 +124,7 @@ def norm_of(config: ModelConfig) -> nn.Module:
 
 
 class Layer(nn.Module):
-    """What encoder and decoder layers share: where the norms of the `n_sublayers` residual branches stand."""
+    """Base of encoder and decoder layers: applies the norms of the `n_sublayers` residual branches."""
 
     def __init__(self, config: ModelConfig, n_sublayers: int):
         super().__init__()
@@ -137,11 +137,11 @@ class Layer(nn.Module):
         return self.norms[sublayer % len(self.norms)](states)
 
     def enter(self, sublayer: int, states: Tensor) -> Tensor:
-        """What the sublayer reads."""
+        """The input of the sublayer."""
         return self._norm(sublayer, states) if self.norm_first else states
 
     def leave(self, sublayer: int, states: Tensor, branch: Tensor) -> Tensor:
-        """The residual sum of `states` and what the sublayer made of them."""
+        """The residual sum of `states` and the sublayer's output `branch`."""
         states = states + self.dropout(branch)
         return states if self.norm_first else self._norm(sublayer, states)
 
@@ -153,7 +153,7 @@ class EncoderLayer(Layer):
         self.feed_forward = FeedForward(config)
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
-        """`states` [batch, src, d_model], `mask` [batch, 1, 1, src]."""
+        """`states` [batch, src, d_model] to the same shape; `mask` is [batch, 1, 1, src]."""
         inner = self.enter(0, states)
         states = self.leave(0, states, self.self_attention(inner, self.self_attention.key_value(inner), mask))
         return self.leave(1, states, self.feed_forward(self.enter(1, states)))
@@ -176,9 +176,9 @@ class DecoderLayer(Layer):
         position: Tensor,
         write: WriteCache,
     ) -> tuple[Tensor, KeyValue, Tensor]:
-        """One layer over whole targets (`past` None) or over one new token a row, added to `past` by `write`.
+        """One layer over whole targets (`past` None) or over one new token per row, which `write` adds to `past`.
 
-        Returns the states, the self-attention keys and values, and the queries of the cross-attention (for its maps).
+        Returns the states, the self-attention keys and values, and the queries of the cross-attention (for its weights).
         """
         inner = self.enter(0, states)
         present = self.self_attention.key_value(inner)
@@ -186,7 +186,7 @@ class DecoderLayer(Layer):
             present = KeyValue(*(write(old, new, position) for old, new in zip(past, present, strict=True)))
         states = self.leave(0, states, self.self_attention(inner, present, mask))
 
-        # The beams of a sentence are so many queries to its one set of cross keys and values: [batch, beam, d_model].
+        # The hypotheses of a sentence are queries to its single set of cross keys and values: [batch, beam, d_model].
         inner = self.enter(1, states)
         queries = inner.reshape(cross.key.shape[0], -1, inner.shape[-1])
         attended = self.cross_attention(queries, cross, cross_mask).reshape(inner.shape)

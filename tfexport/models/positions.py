@@ -1,4 +1,4 @@
-"""Where a token stands, as numbers: tables of position vectors, and what distances add to scores."""
+"""Positions of tokens: tables of position vectors, and biases of relative positions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfexport.config import ModelConfig
 
 def sinusoids(n_positions: int, d_model: int) -> Tensor:
     """Sinusoidal position table [n_positions, d_model] (Vaswani et al. 2017, section 3.5): even columns sin, odd cos."""
-    # In float64: at position 5000, float32 angles are already wrong in the fourth decimal.
+    # Computed in float64: at position 5000, float32 angles are already wrong in the fourth decimal.
     position = torch.arange(n_positions, dtype=torch.float64)[:, None]
     frequency = torch.exp(torch.arange(0, d_model, 2, dtype=torch.float64) * (-math.log(10000.0) / d_model))
     table = torch.zeros(n_positions, d_model, dtype=torch.float64)
@@ -23,9 +23,9 @@ def sinusoids(n_positions: int, d_model: int) -> Tensor:
 
 
 def tensor2tensor_sinusoids(n_positions: int, d_model: int, pad_id: int) -> Tensor:
-    """tensor2tensor's sinusoids, whose lowest frequency is 1 / 10000 exactly; the first rows belong to padding.
+    """tensor2tensor's sinusoids, whose lowest frequency is exactly 1 / 10000. The first rows belong to padding.
 
-    In float32, as the models' own library has computed them: at position 1000 that is seen in the fourth decimal.
+    Computed in float32, as in the models' own library: at position 1000 the difference is in the fourth decimal.
     """
     half = d_model // 2
     frequency = torch.exp(torch.arange(half).float() * -(math.log(10000) / (half - 1)))
@@ -35,7 +35,7 @@ def tensor2tensor_sinusoids(n_positions: int, d_model: int, pad_id: int) -> Tens
 
 
 class PositionTable(nn.Module):
-    """Position vectors [max_length + offset, d_model]: a parameter when learned, a buffer otherwise."""
+    """Position vectors [max_length + offset, d_model]: a parameter if learned, else a buffer."""
 
     def __init__(self, config: ModelConfig, max_length: int):
         super().__init__()
@@ -45,9 +45,9 @@ class PositionTable(nn.Module):
         if config.positions == "learned":
             self.table = nn.Parameter(torch.zeros(n_positions, config.d_model))
         else:
-            # Saved with the weights also when computed, so that no other library has to compute it again.
+            # A computed table is also saved with the weights, so that no other library has to compute it again.
             table = torch.empty(n_positions, config.d_model)
-            # A table without numbers stays so: PyTorch would import its compiler to find that out.
+            # A meta table is not copied: PyTorch would import its compiler for it.
             self.register_buffer("table", table if table.is_meta else sinusoids(n_positions, config.d_model))
 
     def forward(self, position: Tensor) -> Tensor:
@@ -55,9 +55,9 @@ class PositionTable(nn.Module):
 
 
 class DistanceTable(nn.Module):
-    """What relative positions add to the scores of all self-attentions of a stack: [distances, heads].
+    """The bias of relative positions, [distances, heads], for the scores of all self-attention layers of a stack.
 
-    Row d of the decoder is for a key d tokens before the query. In the encoder row 0 is for the furthest key after it.
+    Row d of the decoder is for a key d tokens before the query. Row 0 of the encoder is for the furthest key after it.
     """
 
     def __init__(self, config: ModelConfig, *, both_ways: bool):
@@ -66,6 +66,6 @@ class DistanceTable(nn.Module):
         self.table = nn.Parameter(torch.zeros(self.most - self.least + 1, config.n_heads))
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Positions of queries [.., queries] and keys [keys] to what is added, [.., heads, queries, keys]."""
+        """The bias [.., heads, queries, keys] for positions of queries [.., queries] and keys [keys]."""
         distance = queries[..., :, None] - keys
         return self.table[distance.clamp(self.least, self.most) - self.least].movedim(-1, -3)

@@ -1,4 +1,4 @@
-"""A model in another number format."""
+"""Conversion of a model to another number format."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.transformer import Transformer
 
 TF32_BITS = 13
-"""Fraction bits that float32 has more than TF32, the numbers that tensor cores multiply in the place of float32's."""
+"""Number of fraction bits that TF32, the format of tensor cores for float32 products, lacks compared with float32."""
 
 
 def to_tf32(tensor: Tensor) -> Tensor:
-    """A float32 tensor with each number rounded to the nearest of TF32, to the even one of two as near.
+    """Round a float32 tensor to TF32, to nearest even.
 
-    A tensor core takes such numbers as they are, whether it rounds others or cuts them off.
+    Tensor cores do not change such numbers, whether they round or truncate other numbers.
     """
     bits = tensor.contiguous().view(torch.int32)
     odd = (bits >> TF32_BITS) & 1
@@ -31,11 +31,11 @@ def to_tf32(tensor: Tensor) -> Tensor:
 def in_precision(
     model: Transformer | EncoderClassifier, precision: Precision, keep: Collection[str] = ()
 ) -> Transformer | EncoderClassifier:
-    """A copy of `model` with its weights in `precision`, but for the output projection. Its weights are numbers of TF32,
-    in float32; logits are float32 in any case.
+    """A copy of `model` with its weights in `precision`, except the output projection. Its weights are float32, rounded to
+    TF32. Logits are always float32.
 
     Args:
-        keep: modules whose weights nobody reads in this precision, so that they may be too large for it.
+        keep: modules whose weights are not used in this precision, so they may be too large for it.
 
     Raises:
         TfexportError: a weight is too large for the format.
@@ -48,7 +48,7 @@ def in_precision(
         variant.head = copy.deepcopy(model.head)
     else:
         assert isinstance(model, Transformer)
-        # Also where it is tied to the embeddings, which are halved: then the weights file holds it twice.
+        # A tied projection also stays in float32. The embeddings are halved, so the weights file has the matrix twice.
         variant.output_weight = nn.Parameter(to_tf32(model.output_matrix().detach()))
         if model.output_bias is not None:
             variant.output_bias = nn.Parameter(model.output_bias.detach().clone())
@@ -56,7 +56,7 @@ def in_precision(
     too_large = [name for name, tensor in read.items() if not tensor.isfinite().all()]
     if too_large:
         raise TfexportError(
-            f"{', '.join(too_large[:3])} cannot be stored in {precision}: a number is larger than the format holds, or "
+            f"{', '.join(too_large[:3])} cannot be stored in {precision}: a number exceeds the range of the format, or "
             "not finite. Export in fp32, or in bf16, which has float32's range."
         )
     return variant.eval()

@@ -1,11 +1,11 @@
-"""How many numbers the matrices of a model have, known from its config alone.
+"""The sizes of a model's matrices, computed from its config alone.
 
 With d = d_model, a = heads * head_dim (`ModelConfig.d_attention`, which need not be d_model) and f = d_ff:
 
     attention       query, key, value and output, each d * a
-    feed-forward    hidden and output, each d * f; with a gate three such matrices
+    feed-forward    hidden and output, each d * f; a gate adds a third matrix
 
-Vectors (biases, norms) count for little and are left out, and so are embeddings and positions.
+Vectors (biases, norms) are small and not counted. Embeddings and positions are not counted either.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from tfexport.config import ModelConfig
 
 
 def encoder_matrices(config: ModelConfig) -> int:
-    """Numbers in the matrices of all encoder layers."""
+    """Number of elements of the matrices of all encoder layers."""
     return config.n_encoder_layers * (4 * _projection(config) + _feed_forward(config))
 
 
 def cross_matrices(config: ModelConfig) -> int:
-    """Numbers in the matrices that give the decoder layers their cross-attention keys and values, once a sentence."""
+    """Number of elements of the matrices that project cross-attention keys and values, once per sentence."""
     return config.n_decoder_layers * 2 * _projection(config)
 
 
 def decoder_step_matrices(config: ModelConfig) -> int:
-    """Numbers in the matrices of all decoder layers that a step multiplies with.
+    """Number of elements of the decoder layers' matrices that a step uses.
 
-    Four of self-attention and two of cross-attention; see `cross_matrices` for the other two.
+    Self-attention has four such matrices and cross-attention two; `cross_matrices` counts the other two.
     """
     return config.n_decoder_layers * (6 * _projection(config) + _feed_forward(config))
 
 
 def output_matrix(config: ModelConfig) -> int:
-    """Numbers in the output projection."""
+    """Number of elements of the output projection."""
     return config.tgt_vocab_size * config.d_model
 
 

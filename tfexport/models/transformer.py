@@ -1,8 +1,8 @@
-"""The one canonical Transformer: trained, exported and used as the parity reference from the same lines.
+"""The canonical Transformer. Training, export and the parity reference use the same code.
 
-Shapes: `batch` source sentences, `src` and `tgt` lengths, `beam` hypotheses of a sentence, `rows = batch * beam` with
-row = b * beam + k, `cache` slots of the self-attention cache. Activations are float, ids and lengths int64, masks
-bool with True for what may be attended to.
+Shapes: `batch` source sentences, `src` and `tgt` lengths, `beam` hypotheses per sentence, `rows = batch * beam` with
+row = b * beam + k, `cache` slots of the self-attention cache. Activations are float, ids and lengths are int64. Masks are
+bool; True marks positions that may be attended to.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tfexport.models.positions import DistanceTable, PositionTable
 
 
 def _embedding(vocab_size: int, d_model: int) -> nn.Embedding:
-    """Token vectors that are not initialised yet: see `initialise`."""
+    """Token embeddings without values; `initialise` fills them."""
     return nn.Embedding(vocab_size, d_model, _weight=torch.empty(vocab_size, d_model))
 
 
 class Stack(nn.Module):
-    """What encoder and decoder share: embeddings, position table and a final norm around the layers."""
+    """Base of encoder and decoder: embeddings, position table and a final norm around the layers."""
 
     def __init__(self, config: ModelConfig, max_length: int, vocab_size: int | None, *, both_ways: bool):
         super().__init__()
@@ -40,14 +40,14 @@ class Stack(nn.Module):
         self.scale = config.embedding_scale
 
     def embed(self, ids: Tensor, position: Tensor, table: Tensor) -> Tensor:
-        """`ids` [batch, length] at `position` [length] or [batch, length] to [batch, length, d_model]."""
+        """Embed `ids` [batch, length] at `position` [length] or [batch, length]; returns [batch, length, d_model]."""
         states = F.embedding(ids, table) * self.scale
         if not self.is_relative:
             states = states + self.positions(position)
         return self.dropout(self.embedding_norm(states))
 
     def biased(self, mask: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-        """The `mask` of self-attention, which broadcasts to [.., heads, queries, keys], with what positions add there."""
+        """The self-attention `mask`, which broadcasts to [.., heads, queries, keys], with the bias of relative positions."""
         return torch.where(mask, self.positions(queries, keys), -math.inf) if self.is_relative else mask
 
 
@@ -59,7 +59,10 @@ class Encoder(Stack):
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.n_encoder_layers))
 
     def forward(self, src_ids: Tensor, src_len: Tensor) -> Tensor:
-        """`src_ids` [batch, src], `src_len` [batch] to states [batch, src, d_model]; anything may follow `src_len`."""
+        """Encode `src_ids` [batch, src] of lengths `src_len` [batch] to states [batch, src, d_model].
+
+        Ids after `src_len` are ignored.
+        """
         position = torch.arange(src_ids.shape[1], device=src_ids.device)
         states = self.embed(src_ids, position, self.tokens.weight)
         mask = self.biased(length_mask(src_len, src_ids.shape[1]), position, position)
@@ -77,14 +80,14 @@ class Decoder(Stack):
 
 
 def length_mask(length: Tensor, size: int) -> Tensor:
-    """`length` [batch] to a mask [batch, 1, 1, size], True for the first `length` positions."""
+    """A mask [batch, 1, 1, size] that is True for the first `length` [batch] positions."""
     return (torch.arange(size, device=length.device) < length[:, None])[:, None, None]
 
 
 class Transformer(nn.Module):
     """The encoder-decoder Transformer that a `ModelConfig` describes.
 
-    `forward` is for training, `encode` and `step` for decoding; nothing is kept between calls.
+    `forward` is for training, `encode` and `step` for decoding. The model keeps no state between calls.
     """
 
     def __init__(self, config: ModelConfig):
@@ -100,36 +103,39 @@ class Transformer(nn.Module):
         return self.encoder.tokens.weight if self.decoder.tokens is None else self.decoder.tokens.weight
 
     def output_matrix(self) -> Tensor:
-        """The output projection [vocab, d_model], which may be the target embeddings."""
+        """The output projection [vocab, d_model]; with `tie_output` it is the target embedding matrix."""
         return self._target_table() if self.output_weight is None else self.output_weight
 
     def _logits(self, states: Tensor) -> Tensor:
-        """`states` [..., d_model] to logits: float64 of a model in float64, else float32, whatever the output matrix is."""
+        """Logits of `states` [..., d_model]: float64 for a model in float64, else float32, for any type of output matrix."""
         weight = self.output_matrix()
         logits = F.linear(self.decoder.norm(states).to(weight.dtype), weight, self.output_bias)
         return logits if logits.dtype == torch.float64 else logits.float()
 
     def encode(self, src_ids: Tensor, src_len: Tensor) -> list[KeyValue]:
-        """`src_ids` [batch, src], `src_len` [batch] to each layer's cross keys and values [batch, heads, src, head_dim]."""
+        """Encode `src_ids` [batch, src] of lengths `src_len` [batch].
+
+        Returns the cross-attention keys and values of each decoder layer, [batch, heads, src, head_dim].
+        """
         states = self.encoder(src_ids, src_len)
         return [layer.cross_attention.key_value(states) for layer in self.decoder.layers]
 
     def forward(self, src_ids: Tensor, src_len: Tensor, tgt_ids: Tensor) -> Tensor:
-        """Teacher forcing: `tgt_ids` [batch, tgt], beginning with bos, to logits [batch, tgt, vocab].
+        """Teacher forcing: `tgt_ids` [batch, tgt], which start with bos, to logits [batch, tgt, vocab].
 
-        Logits at position t predict token t + 1; they depend on neither later tokens nor padding.
+        Logits at position t predict token t + 1. They do not depend on later tokens or on padding.
         """
         return self._teacher_forced(src_ids, src_len, tgt_ids)[0]
 
     def _maps(self, queries: list[Tensor], cross: list[KeyValue], mask: Tensor) -> list[Tensor]:
-        """Each layer's cross-attention weights [batch, heads, queries, src]."""
+        """The cross-attention weights [batch, heads, queries, src] of each layer."""
         return [
             layer.cross_attention.weights(query, memory, mask)
             for layer, query, memory in zip(self.decoder.layers, queries, cross, strict=True)
         ]
 
     def forward_with_attention(self, src_ids: Tensor, src_len: Tensor, tgt_ids: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """`forward`, and each layer's cross-attention weights [batch, heads, tgt, src]."""
+        """`forward` that also returns the cross-attention weights [batch, heads, tgt, src] of each layer."""
         logits, cross, queries = self._teacher_forced(src_ids, src_len, tgt_ids)
         return logits, self._maps(queries, cross, length_mask(src_len, src_ids.shape[1]))
 
@@ -141,7 +147,7 @@ class Transformer(nn.Module):
         return logits, cross, queries
 
     def forced(self, cross: list[KeyValue], src_len: Tensor, tgt_ids: Tensor) -> Tensor:
-        """`forward` over `cross`, which is `encode`'s of the same sources."""
+        """`forward` with `cross`, the result of `encode` for the same sources."""
         return self._forced(cross, src_len, tgt_ids)[0]
 
     def _forced(self, cross: list[KeyValue], src_len: Tensor, tgt_ids: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -156,7 +162,7 @@ class Transformer(nn.Module):
         return self._logits(states), all_queries
 
     def empty_cache(self, rows: int, cache: int) -> list[KeyValue]:
-        """A zeroed self-attention cache of `cache` slots for each layer; zeros because a NaN would poison the mixture."""
+        """A zeroed self-attention cache of `cache` slots for each layer. A NaN in it would spread into the outputs."""
         weight = self.encoder.tokens.weight
         shape = (rows, self.config.n_heads, cache, self.config.head_dim)
         return [KeyValue(weight.new_zeros(shape), weight.new_zeros(shape)) for _ in self.decoder.layers]
@@ -170,17 +176,17 @@ class Transformer(nn.Module):
         cross: list[KeyValue],
         write: WriteCache = write_cache,
     ) -> tuple[Tensor, list[KeyValue]]:
-        """One decoder step: `tokens` [rows] at `position` [rows] to logits [rows, vocab] and the cache with them in it.
+        """One decoder step: `tokens` [rows] at `position` [rows] to logits [rows, vocab] and the updated cache.
 
-        `past` holds [rows, heads, cache, head_dim] a layer with slots 0 .. position - 1 filled, `cross` is `encode`'s,
-        of batch = rows / beam sentences. `past` itself is not changed, unless by `write_in_place`.
+        `past` is [rows, heads, cache, head_dim] per layer, with slots 0 .. position - 1 filled. `cross` is the result of
+        `encode` for batch = rows / beam sentences. Only `write_in_place` changes `past`.
         """
         return self._step(tokens, position, src_len, past, cross, write)[:2]
 
     def step_with_attention(
         self, tokens: Tensor, position: Tensor, src_len: Tensor, past: list[KeyValue], cross: list[KeyValue]
     ) -> tuple[Tensor, list[KeyValue], Tensor]:
-        """`step`, and the cross-attention weights [layers, rows, heads, src] of these tokens."""
+        """`step` that also returns the cross-attention weights [layers, rows, heads, src] of the tokens."""
         logits, present, queries = self._step(tokens, position, src_len, past, cross, write_cache)
         maps = torch.stack(self._maps(queries, cross, length_mask(src_len, cross[0].key.shape[2])))
         return logits, present, maps.transpose(2, 3).flatten(1, 2)
@@ -211,9 +217,12 @@ def _like_output(config: ModelConfig) -> Tensor:
 
 
 def initialise(model: nn.Module) -> None:
-    """Xavier-uniform matrices, zero biases, embeddings of deviation d_model ** -0.5 (so that their scaled norm is 1)."""
+    """Initialise matrices as Xavier-uniform, biases as 0, and embeddings with standard deviation d_model ** -0.5.
+
+    Scaled by sqrt(d_model), the elements of an embedding have standard deviation 1.
+    """
     for name, parameter in model.named_parameters():
-        if parameter.is_meta:  # has no numbers, and PyTorch imports its compiler (a second) to say so
+        if parameter.is_meta:  # has no values, and initialising it makes PyTorch import its compiler (a second)
             continue
         if name.endswith(("tokens.weight", "positions.table", "output_weight")):
             nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)

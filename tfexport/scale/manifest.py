@@ -5,6 +5,7 @@ OUT/_tfexport/run.json                      the manifest
 OUT/_tfexport/done/part-….json              what was counted of a shard
 OUT/_tfexport/tries/part-…/                 shards that are under way; see `tries.py`
 OUT/_tfexport/summary.json                  the run is complete
+OUT/_tfexport/driver…                       who writes; see `driver_lock.py`
 """
 
 from __future__ import annotations
@@ -15,19 +16,30 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tfexport.bundle.reader import MANIFEST, file_sha256, open_bundle
-from tfexport.decoding.generation_config import options_with_defaults
-from tfexport.decoding.line_reader import Reader
-from tfexport.decoding.options import SearchOptions
-from tfexport.decoding.request_options import RuntimeOptions
-from tfexport.decoding.translate import Writer
+from tfexport.bundle.reader import MANIFEST, file_sha256
 from tfexport.errors import TfexportError
-from tfexport.option import declared
 from tfexport.scale.options import CorpusFormat, CorpusOptions
+from tfexport.scale.row_function import RowFunction
 from tfexport.scale.shards import Input, Shard
 from tfexport.scale.storage import Place
 
 VERSION = 1
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is done with rows. It is sent to actors, each of which loads it."""
+
+    kind: type[RowFunction]
+    bundle: Path
+    """On every machine."""
+    options: Mapping[str, Any]
+    """Of the function, with its columns."""
+
+    def load(self) -> RowFunction:
+        """Raises: TfexportError: the bundle or an option cannot be used."""
+        function: Any = self.kind
+        return function(self.bundle, **self.options)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -43,31 +55,17 @@ class Manifest:
     inputs: Sequence[Input]
 
     @classmethod
-    def of(
-        cls,
-        directory: Path,
-        given: Mapping[str, Any],
-        corpus: CorpusOptions,
-        inputs: Sequence[Input],
-        format: CorpusFormat,
-    ) -> Manifest:
-        """The manifest of a run with a bundle, whose options and vocabularies are checked.
+    def of(cls, task: Task, corpus: CorpusOptions, inputs: Sequence[Input], format: CorpusFormat) -> Manifest:
+        """The manifest of a run, whose bundle and options are checked.
 
         Args:
-            given: options of the `Translator`.
             format: of the output.
 
         Raises:
             TfexportError: the bundle or an option cannot be used.
         """
-        bundle = open_bundle(directory)
-        Reader.of(bundle, "text")
-        writer = Writer.of(bundle, "text")
-        search = {name: value for name, value in given.items() if name in declared(SearchOptions)}
-        options, _ = options_with_defaults(search, bundle.generation_config, bundle.config, writer.token_ids)
-        chosen = {name: given.get(name) for name in declared(RuntimeOptions)}
-        about = {"text_column": corpus.text_column, **chosen, "search": asdict(options)}
-        return cls(file_sha256(directory / MANIFEST), about, format, corpus.rows_per_shard, inputs)
+        about = {"task": task.kind.__name__.lower(), **task.kind.described(task.bundle, task.options)}
+        return cls(file_sha256(task.bundle / MANIFEST), about, format, corpus.rows_per_shard, inputs)
 
     def record(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -113,30 +111,31 @@ class Output:
     format: CorpusFormat
 
     @property
-    def _own(self) -> Place:
+    def own(self) -> Place:
+        """The folder of all that is not output."""
         return self.folder / "_tfexport"
 
     @property
     def manifest(self) -> Place:
-        return self._own / "run.json"
+        return self.own / "run.json"
 
     @property
     def summary(self) -> Place:
-        return self._own / "summary.json"
+        return self.own / "summary.json"
 
     @property
     def tries(self) -> Place:
-        return self._own / "tries"
+        return self.own / "tries"
 
     def part(self, shard: Shard) -> Place:
         return self.folder / shard.name(self.format)
 
     def counts(self, shard: Shard) -> Place:
         """What was counted of a shard."""
-        return self._own / "done" / f"{shard.name(self.format)}.json"
+        return self.own / "done" / f"{shard.name(self.format)}.json"
 
     def make(self) -> None:
-        for folder in (self.folder, self._own, self._own / "done", self.tries):
+        for folder in (self.folder, self.own, self.own / "done", self.tries):
             folder.make()
 
     def done(self) -> set[Shard]:
@@ -145,7 +144,7 @@ class Output:
 
     def remove_partial(self) -> None:
         """Remove what killed processes have left half-written. Nothing may write meanwhile."""
-        for folder in (self.folder, self._own, self._own / "done"):
+        for folder in (self.folder, self.own, self.own / "done"):
             for name in folder.names():
                 if name.startswith(".") and name.endswith(".partial"):
                     (folder / name).remove()

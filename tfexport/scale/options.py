@@ -3,21 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from tfexport.decoding.request_options import BatchLimits
 from tfexport.option import MOST_AT_ONCE, Options, option
 
-_CORPUS, _CLUSTER = "Corpus", "Cluster"
+_CORPUS, _CLUSTER, _SCORES, _CLASSES = "Corpus", "Cluster", "Scores", "Classes"
 
 CorpusFormat = Literal["parquet", "jsonl", "text"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusOptions(Options):
-    """What is read and written."""
+class TextColumn(Options):
+    """What is read of a row with one text."""
 
     text_column: str = option("text", help="The column with the text; in text files its name is `text`.", panel=_CORPUS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairColumns(Options):
+    """What is read of a row with a sentence and its translation."""
+
+    source_column: str = option("source", help="The column that has the sources.", panel=_CORPUS)
+    target_column: str = option(
+        "target",
+        help="The column that has the translations. Lines of text are source<TAB>target.",
+        panel=_CORPUS,
+    )
+
+    def conflicts(self) -> list[str]:
+        """What is wrong with the columns, in words."""
+        return ["source_column and target_column are the same"] if self.source_column == self.target_column else []
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusOptions(Options):
+    """What is written."""
+
     output_format: CorpusFormat | None = option(
         None, help="Format of the output files.", default_text="that of the input", panel=_CORPUS
     )
@@ -31,13 +54,43 @@ class CorpusOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranslatorBatches(BatchLimits):
-    """How an actor decodes."""
+class ScoreOptions(Options):
+    """How pairs are scored."""
+
+    reverse: Path | None = option(
+        None,
+        metavar="DIR",
+        help="The bundle of a model from targets to sources: adds dual cross-entropy and noisy-channel scores.",
+        panel=_SCORES,
+    )
+    channel_weight: float = option(
+        1.0, minimum=0, maximum=1000, help="Weight of the reverse model in noisy_channel.", panel=_SCORES
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassOptions(Options):
+    """What is told of classes."""
+
+    top: int = option(1, minimum=1, maximum=MOST_AT_ONCE, help="Number of classes for each row.", panel=_CLASSES)
+    labels: Path | None = option(
+        None, metavar="FILE", help="Names of the classes, one per line, class 0 first.", panel=_CLASSES
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorOptions(Options):
+    """How an actor computes."""
 
     batch_size: int = option(32, minimum=1, maximum=MOST_AT_ONCE, help="Sentences in a batch.", panel=_CLUSTER)
     threads: int = option(
         1, minimum=1, maximum=256, help="CPU threads of each actor; Ray reserves as many CPUs.", panel=_CLUSTER
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorBatches(BatchLimits, ActorOptions):
+    """How an actor decodes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import parquet
 
 from tfexport.scale.options import CorpusFormat
+from tfexport.scale.row_function import Kind, Row, RowFunction, arrow_type, clear_of, joined
 from tfexport.scale.shards import RAW, Shard
-from tfexport.scale.translator import Row, arrow_type, clear_of, columns
 from tfexport.system.json_text import json_text
 
-ADDED = ("id", "text", "status", "message", "score", "nbest")
-"""What is written of each row beside the columns of the input."""
 WHOLE = "input_json"
 """In Parquet the column that has a row of JSON lines as it is: these have no schema."""
 
 
-def texts(table: pa.Table, format: CorpusFormat, column: str) -> list[object]:
-    """The texts of a shard as `Translator.translate` takes them; a `Row` for one that cannot be had."""
+def texts(table: pa.Table, format: CorpusFormat, columns: Sequence[str]) -> list[object]:
+    """The texts of a shard as a `RowFunction` takes them; a `Row` for one that cannot be had."""
     if format == "parquet":
-        return _column(table, column)
+        return joined([_column(table, column) for column in columns])
     raw: list[bytes] = table[RAW].to_pylist()
-    return [_stripped(line) for line in raw] if format == "text" else [_json_text(line, column) for line in raw]
+    if format == "jsonl":
+        return [_json_texts(line, columns) for line in raw]
+    return [_stripped(line) if len(columns) == 1 else _split(_stripped(line), len(columns)) for line in raw]
+
+
+def _split(line: bytes, columns: int) -> object:
+    found = tuple(line.split(b"\t"))
+    if len(found) == columns:
+        return found
+    return Row("not_text", f"the line has {len(found)} columns between tabs, not {columns}")
 
 
 def _column(table: pa.Table, name: str) -> list[object]:
@@ -44,13 +51,15 @@ def _stripped(line: bytes) -> bytes:
     return line.removesuffix(b"\n").removesuffix(b"\r")
 
 
-def _json_text(line: bytes, column: str) -> object:
+def _json_texts(line: bytes, columns: Sequence[str]) -> object:
     try:
         line.decode("utf-8")
     except UnicodeDecodeError as error:
         return Row("invalid_utf8", f"byte {error.start + 1} is not UTF-8")
     record = _record(line)
-    return record.get(column) if record is not None else Row("invalid_json", "the line is no JSON object")
+    if record is None:
+        return Row("invalid_json", "the line is no JSON object")
+    return joined([[record.get(column)] for column in columns])[0]
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
@@ -62,43 +71,62 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 
 def written(
-    shard: Shard, table: pa.Table, rows: Sequence[Row], *, source: CorpusFormat, output: CorpusFormat, several: bool
+    shard: Shard,
+    table: pa.Table,
+    rows: Sequence[Row],
+    function: RowFunction,
+    *,
+    source: CorpusFormat,
+    output: CorpusFormat,
 ) -> bytes:
     """The output file of a shard.
 
     Args:
+        function: which gave the rows.
         source: format of the input.
-        several: rows have several hypotheses.
     """
     if output == "text":
-        lines = ("\t".join(_one_line(one.text) for one in row.hypotheses) for row in rows)
-        return "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
+        return "".join(f"{function.line(row)}\n" for row in rows).encode("utf-8", "replace")
     ids = [f"{shard.file}:{shard.first + number}" for number in range(shard.rows)]
-    added = {"id": ids, **columns(rows, several=several)}
-    return _json_lines(table, added, source) if output == "jsonl" else _parquet(table, added, source)
+    added = {"id": ids, **function.columns(rows)}
+    if output == "jsonl":
+        return _json_lines(added, _records(table, source, function.reads))
+    if source == "text":
+        lines = _text_columns(table[RAW].to_pylist(), function.reads)
+        table = pa.table({name: pa.array(values, pa.large_string()) for name, values in lines.items()})
+    elif source == "jsonl":
+        whole = [_plain_text(line) for line in table[RAW].to_pylist()]
+        table = pa.table({WHOLE: pa.array(whole, pa.large_string())})
+    return _parquet(table, added, {"id": str, **function.added})
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.splitlines()) if not text.isprintable() else text
-
-
-def _json_lines(table: pa.Table, added: dict[str, list[Any]], source: CorpusFormat) -> bytes:
+def _json_lines(added: dict[str, list[Any]], records: Sequence[dict[str, Any]]) -> bytes:
     lines = []
-    for number, own in enumerate(_records(table, source)):
+    for number, own in enumerate(records):
         record = {name: values[number] for name, values in added.items()}
-        record |= {clear_of(name, (*ADDED, *own)) if name in ADDED else name: value for name, value in own.items()}
+        record |= {clear_of(name, (*added, *own)) if name in added else name: value for name, value in own.items()}
         lines.append(_json_bytes(record))
     return b"".join(lines)
 
 
-def _records(table: pa.Table, source: CorpusFormat) -> list[dict[str, Any]]:
+def _records(table: pa.Table, source: CorpusFormat, reads: Sequence[str]) -> list[dict[str, Any]]:
     if source == "parquet":
         return [_plain(record) for record in table.to_pylist()]
     raw: list[bytes] = table[RAW].to_pylist()
     if source == "text":
-        return [{"text": _plain_text(line)} for line in raw]
+        columns = _text_columns(raw, reads)
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     records = [_record(line) for line in raw]
     return [{WHOLE: _plain_text(line)} if found is None else found for line, found in zip(raw, records, strict=True)]
+
+
+def _text_columns(raw: Sequence[bytes], reads: Sequence[str]) -> dict[str, list[str | None]]:
+    """The columns of lines of text. One that has not those that are read stands in the first."""
+    lines = [_plain_text(line) for line in raw]
+    if len(reads) == 1:
+        return {"text": list(lines)}
+    split = [parts if len(parts := line.split("\t")) == len(reads) else [line] for line in lines]
+    return {name: [parts[n] if n < len(parts) else None for parts in split] for n, name in enumerate(reads)}
 
 
 def _plain_text(line: bytes) -> str:
@@ -123,12 +151,10 @@ def _plain(value: Any) -> Any:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
-def _parquet(table: pa.Table, added: dict[str, list[Any]], source: CorpusFormat) -> bytes:
-    if source != "parquet":
-        raw = [_plain_text(line) for line in table[RAW].to_pylist()]
-        table = pa.table({"text" if source == "text" else WHOLE: pa.array(raw, pa.large_string())})
-    kept = [clear_of(name, (*ADDED, *table.column_names)) if name in ADDED else name for name in table.column_names]
-    arrays = {name: pa.array(_encodable(values), arrow_type(name)) for name, values in added.items()}
+def _parquet(table: pa.Table, added: dict[str, list[Any]], kinds: Mapping[str, Kind]) -> bytes:
+    names = table.column_names
+    kept = [clear_of(name, (*added, *names)) if name in added else name for name in names]
+    arrays = {name: pa.array(_encodable(values), arrow_type(kinds[name])) for name, values in added.items()}
     columns = [*arrays.items(), *zip(kept, table.columns, strict=True)]
     whole = pa.Table.from_arrays([array for _, array in columns], names=[name for name, _ in columns])
     sink = pa.BufferOutputStream()

@@ -1,6 +1,6 @@
 """A run over a corpus with Ray Data: files -> shards -> actors -> files.
 
-A task for each input file reads shards, and a pool of actors translates and writes them. A shard is one row of the
+A task for each input file reads shards, and a pool of actors computes and writes them. A shard is one row of the
 dataset, so that it stays whole however Ray cuts blocks. An output file takes its name when it is complete, and its name
 tells which rows it has: what is written twice is written over itself, and what is missing is seen at the end.
 """
@@ -18,12 +18,12 @@ from typing import Any
 import pyarrow as pa
 
 from tfexport.errors import TfexportError
-from tfexport.scale.manifest import Manifest, Output
+from tfexport.scale.manifest import Manifest, Output, Task
 from tfexport.scale.options import ClusterOptions
+from tfexport.scale.row_function import RowFunction
 from tfexport.scale.rows import texts, written
 from tfexport.scale.shards import Input, Shard, gaps, read_shards
-from tfexport.scale.translator import Translator
-from tfexport.scale.tries import Tries, translated
+from tfexport.scale.tries import Tries, rows_of
 
 READERS = 4
 """Files that are read at once. They need less than a CPU: decoding takes far longer."""
@@ -60,16 +60,15 @@ def _row(shard: Shard, data: bytes = b"", *, error: str = "") -> pa.Table:
     return pa.table({**numbers, "data": pa.array([data], pa.large_binary()), "error": [error]})
 
 
-class ShardTranslator:
-    """Translates and writes shards: what an actor is. The first shard loads the bundle."""
+class ShardWriter:
+    """Computes and writes shards: what an actor is. The first shard loads the bundle."""
 
-    def __init__(self, manifest: Manifest, output: Output, column: str, bundle: str, options: Mapping[str, Any]):
-        self._manifest, self._output, self._column = manifest, output, column
-        self._bundle, self._options = bundle, options
+    def __init__(self, manifest: Manifest, output: Output, task: Task):
+        self._manifest, self._output, self._task = manifest, output, task
 
     @cached_property
-    def _translator(self) -> Translator:
-        return Translator(self._bundle, **self._options)
+    def _function(self) -> RowFunction:
+        return self._task.load()
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         return pa.Table.from_pylist([self._done(row) for row in batch.to_pylist()])
@@ -93,11 +92,11 @@ class ShardTranslator:
         if part.stamp() is None:
             source = self._manifest.inputs[shard.file]
             table = pa.ipc.open_stream(data).read_all()
-            values = texts(table, source.format, self._column)
-            rows = translated(self._translator, values, f"{shard.file}:{shard.first}", tries)
+            function = self._function
+            values = texts(table, source.format, function.reads)
+            rows = rows_of(function, values, f"{shard.file}:{shard.first}", tries)
             statuses = dict(Counter(row.status for row in rows))
-            several = self._translator.several
-            content = written(shard, table, rows, source=source.format, output=self._output.format, several=several)
+            content = written(shard, table, rows, function, source=source.format, output=self._output.format)
             counts.write(json.dumps(statuses).encode())  # first: a part that is there has them
             part.write(content)
         tries.remove()
@@ -109,14 +108,8 @@ def read_counts(output: Output, shard: Shard) -> dict[str, int]:
     return dict(json.loads(output.counts(shard).read()))
 
 
-def run(
-    manifest: Manifest, output: Output, column: str, bundle: str, options: Mapping[str, Any], cluster: ClusterOptions
-) -> Iterator[Done]:
-    """Translate what is not done yet; yields shards as they are written, then writes the summary.
-
-    Args:
-        column: that has the text.
-        options: of the `Translator`.
+def run(manifest: Manifest, output: Output, task: Task, cluster: ClusterOptions) -> Iterator[Done]:
+    """Compute what is not done yet; yields shards as they are written, then writes the summary.
 
     Raises:
         TfexportError: an input cannot be read, an output cannot be written, or a part is missing at the end.
@@ -126,7 +119,7 @@ def run(
     with ThreadPoolExecutor(16) as pool:
         yield from map(Done, sorted(done), pool.map(lambda shard: read_counts(output, shard), sorted(done)))
     totals: dict[int, int] = {}
-    for row in _dataset(manifest, output, column, bundle, options, cluster, done).iter_rows():
+    for row in _dataset(manifest, output, task, cluster, done).iter_rows():
         if row["error"]:
             raise TfexportError(row["error"])
         shard = Shard(row["file"], row["first"], row["rows"])
@@ -147,20 +140,12 @@ def run(
     output.tries.remove()
 
 
-def _dataset(
-    manifest: Manifest,
-    output: Output,
-    column: str,
-    bundle: str,
-    options: Mapping[str, Any],
-    cluster: ClusterOptions,
-    done: set[Shard],
-) -> Any:
+def _dataset(manifest: Manifest, output: Output, task: Task, cluster: ClusterOptions, done: set[Shard]) -> Any:
     import ray
 
-    threads = int(options["threads"])
+    threads = int(task.options["threads"])
     if not ray.is_initialized():
-        ray.init(address=cluster.address, **_quiet())
+        connect(cluster.address)
     actors = cluster.actors or _room(ray.cluster_resources(), threads, cluster.gpus)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
@@ -178,14 +163,34 @@ def _dataset(
     readers = ray.data.TaskPoolStrategy(size=min(READERS, len(manifest.inputs)))
     shards = files.map_batches(read_files, fn_kwargs=reading, batch_size=1, num_cpus=0, compute=readers)
     return shards.map_batches(
-        ShardTranslator,
-        fn_constructor_args=(manifest, output, column, bundle, dict(options)),
+        ShardWriter,
+        fn_constructor_args=(manifest, output, task),
         batch_size=1,
         batch_format="pyarrow",
         num_cpus=threads,
         num_gpus=cluster.gpus or None,
         compute=ray.data.ActorPoolStrategy(size=actors, max_tasks_in_flight_per_actor=SHARDS_OF_AN_ACTOR),
     )
+
+
+def connect(address: str | None) -> None:
+    """Connect to a cluster, or start one on this machine.
+
+    Raises:
+        TfexportError: the cluster cannot be used.
+    """
+    import ray
+    from ray.exceptions import RayError
+
+    try:
+        ray.init(address=address, **_quiet())
+    except (RayError, ConnectionError, ValueError) as error:
+        if address is None:
+            raise
+        about = " ".join(str(error).split())[:300].rstrip(".")
+        raise TfexportError(
+            f"cannot use the Ray cluster {address}: {about}. Check --address, and the token of the cluster (RAY_AUTH_TOKEN)."
+        ) from error
 
 
 def _quiet() -> dict[str, Any]:
@@ -202,15 +207,18 @@ def _room(resources: Mapping[str, float], threads: int, gpus: float) -> int:
     return int(room)
 
 
-def inputs_of(places: list[Any], column: str) -> list[Input]:
+def inputs_of(places: list[Any], columns: Mapping[str, str]) -> list[Input]:
     """The inputs at some places, checked.
+
+    Args:
+        columns: that have the texts, by the flags that name them.
 
     Raises:
         TfexportError: one cannot be read or lacks the column, or they have different formats.
     """
     with ThreadPoolExecutor(16) as pool:
         found = list(pool.map(Input.of, places))
-        list(pool.map(lambda one: one.require_column(column), found))
+        list(pool.map(lambda one: one.require_columns(columns), found))
     formats = {one.format: one for one in found}
     if len(formats) > 1:
         one, other = list(formats.values())[:2]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,8 +71,12 @@ class Input:
                 f"{self.place.uri} was changed while it was read. Begin anew, in another folder, when it is complete."
             )
 
-    def require_column(self, name: str) -> None:
-        """Raises: TfexportError: it is Parquet that cannot be read, or has no text in this column."""
+    def require_columns(self, columns: Mapping[str, str]) -> None:
+        """Check the columns, each by the flag that names it.
+
+        Raises:
+            TfexportError: it is Parquet that cannot be read, or has no text in one of them.
+        """
         if self.format != "parquet":
             return
         try:
@@ -80,12 +84,13 @@ class Input:
                 schema = file.schema_arrow
         except (pa.ArrowException, OSError) as error:
             raise _unreadable(self, error) from error
-        if schema.names.count(name) != 1:
-            columns = ", ".join(schema.names[:20])
-            raise TfexportError(f"{self.place.uri} has no column {name!r}. Give --text-column: there are {columns}.")
-        if not _is_text(schema.field(name).type):
-            kind = schema.field(name).type
-            raise TfexportError(f"the column {name!r} of {self.place.uri} has {kind}, no text. Give --text-column.")
+        for flag, name in columns.items():
+            if schema.names.count(name) != 1:
+                there = ", ".join(schema.names[:20])
+                raise TfexportError(f"{self.place.uri} has no column {name!r}. Give {flag}: there are {there}.")
+            if not _is_text(schema.field(name).type):
+                kind = schema.field(name).type
+                raise TfexportError(f"the column {name!r} of {self.place.uri} has {kind}, no text. Give {flag}.")
 
 
 def format_of(uri: str) -> CorpusFormat:

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from tfexport.scale.row_function import Row, RowFunction
 from tfexport.scale.storage import Place
-from tfexport.scale.translator import Row, Translator
 
 WHOLE_TRIES = 2
 """Of a shard, before its rows are decoded one by one."""
@@ -54,15 +54,15 @@ class Tries:
         self._folder.remove()
 
 
-def translated(translator: Translator, values: Sequence[object], place: str, tries: Tries) -> list[Row]:
+def rows_of(function: RowFunction, values: Sequence[object], place: str, tries: Tries) -> list[Row]:
     """The rows of a shard, without those that end their workers."""
     if tries.whole < WHOLE_TRIES:
         with tries.mark("shard"):
-            return list(translator.translate(values, place))
+            return list(function.rows(values, place))
     aside = Row("worker_ended", f"the worker ended {ROW_TRIES} times while it decoded this row: see the log of Ray")
     rest = [aside if tries.rows[number] >= ROW_TRIES else value for number, value in enumerate(values)]
     rows: list[Row] = []
-    decoded = translator.translate(rest, place, singly=True)
+    decoded = function.rows(rest, place, singly=True)
     for number in range(len(rest)):
         with tries.mark(f"row-{number}"):
             rows.append(next(decoded))

@@ -1,1 +1,1 @@
-"""The machine and its files: processes, the GPU, caches on disk, files that are written whole."""
+"""The machine and its files: processes, the GPU, disk caches, and atomic files."""

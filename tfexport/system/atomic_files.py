@@ -1,4 +1,4 @@
-"""Files and folders that appear under their name only when they are complete, whatever ends the process that writes them."""
+"""Atomic files and folders: they get their name only when they are complete, even if the writing process is killed."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ AT_FDCWD = -100
 RENAME_EXCHANGE = 2
 
 NOT_SUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EXDEV)
-"""The errors of file systems that cannot exchange two names, or write a folder to the disk."""
+"""Error numbers of file systems that cannot exchange two names, or flush a folder to the disk."""
 
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)
-"""Opens a file and not what a link points to: who can put a link at a name may not choose what is written to."""
+"""Flag that does not follow links, so that a foreign link cannot redirect a write to another file."""
 
 
 @contextmanager
 def whole_file(path: Path, partial: Path | None = None) -> Iterator[BinaryIO]:
     """A file to write. It replaces `path` when the block ends without an error; until then its name is `partial`.
 
-    When the block has ended, the file survives a loss of power. One process at a time may write `partial`.
+    After the block, the file survives a power loss. Only one process at a time may write `partial`.
 
     Args:
-        partial: in the same folder; by default `path`.partial. What is there is removed.
+        partial: path in the same folder; by default `path`.partial. An existing file is removed.
 
     Raises:
-        OSError: it cannot be written. What was at `path` stays.
+        OSError: the file cannot be written. The old file at `path` stays.
     """
     partial = partial or path.with_name(f"{path.name}.partial")
     try:
@@ -43,29 +43,29 @@ def whole_file(path: Path, partial: Path | None = None) -> Iterator[BinaryIO]:
         with open(partial, "xb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())  # or the name could reach the disk before the content
+            os.fsync(file.fileno())  # otherwise the name could reach the disk before the content
         move(partial, path)
     finally:
         partial.unlink(missing_ok=True)
 
 
 def move(source: Path, place: Path) -> None:
-    """Rename `source`, whose content is on the disk, to `place` in the same folder, in the place of what is there.
+    """Rename `source`, whose content is on the disk, to `place` in the same folder, and replace an existing file.
 
-    After that the new name survives a loss of power.
+    The new name then survives a power loss.
 
     Raises:
-        OSError: it cannot be renamed.
+        OSError: the file cannot be renamed.
     """
     source.replace(place)
     sync_folder(place.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Write the names in a folder to the disk. Until then a loss of power may bring back what they were before.
+    """Flush the names in a folder to the disk. Until then a power loss may restore the old names.
 
     Raises:
-        OSError: the disk failed. Nothing is raised where the system cannot do this.
+        OSError: the disk failed. Nothing is raised if the system does not support this.
     """
     if not hasattr(os, "O_DIRECTORY"):  # on Windows folders cannot be opened
         return
@@ -80,7 +80,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Write all files in a folder, and in its folders, to the disk, and their names.
+    """Flush all files in a folder and its subfolders, with their names, to the disk.
 
     Raises:
         OSError: the disk failed.
@@ -95,10 +95,10 @@ def sync_tree(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those that it is in, where they are missing, to survive a loss of power.
+    """Make a folder and its missing parents, so that they survive a power loss.
 
     Raises:
-        OSError: it cannot be made, or something else is there.
+        OSError: the folder cannot be made, or the path is not a folder.
     """
     if folder.is_dir():
         return
@@ -109,16 +109,16 @@ def make_folder(folder: Path) -> None:
 
 @contextmanager
 def partial_folder(place: Path) -> Iterator[Path]:
-    """An empty folder beside `place`, to be filled and moved there. It is removed when the block ends, if it is still there.
+    """An empty folder next to `place`, to be filled and moved there. If it was not moved, it is removed after the block.
 
     It is locked while the block runs. A folder without a lock was left by a killed process, and is removed.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be made.
     """
     _remove_abandoned(place)
     folder, lock = None, None
-    try:  # begins before the folder is made, so that a signal at any time removes it
+    try:  # starts before the folder is made, so that the folder is removed after a signal at any time
         while lock is None:
             folder = place.with_name(f".{place.name}.{secrets.token_hex(4)}.partial")
             try:
@@ -127,11 +127,11 @@ def partial_folder(place: Path) -> Iterator[Path]:
             except FileExistsError:
                 folder = None  # another process has made it
             except (BlockingIOError, FileNotFoundError):
-                continue  # another process removed it, because it was without a lock for a moment
+                continue  # another process removed it, because it had no lock for a moment
             except OSError:
                 if not folder.is_dir():
                     raise
-                break  # no locks here: then no process removes folders
+                break  # without locks, no process removes folders
         assert folder is not None
         yield folder
     finally:
@@ -142,7 +142,7 @@ def partial_folder(place: Path) -> Iterator[Path]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder. A signal that arrives meanwhile is raised when that is done."""
+    """Remove a folder. A signal that arrives meanwhile is raised afterwards."""
     try:
         shutil.rmtree(folder, ignore_errors=True)
     except BaseException:
@@ -154,17 +154,17 @@ def _remove_abandoned(place: Path) -> None:
     name = re.compile(rf"\.{re.escape(place.name)}\.[0-9a-f]{{8}}\.partial")
     for folder in place.parent.iterdir():
         if name.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink():
-            with suppress(OSError):  # a process writes it, or it is gone, or belongs to another user
+            with suppress(OSError):  # another process writes it, or it was removed, or it belongs to another user
                 lock = lock_folder(folder)
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(lock)
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange what two paths name, in one step; returns False where the system or the file system cannot.
+    """Exchange two paths in one step; returns False if the system or the file system does not support it.
 
     Raises:
-        OSError: it failed, and nothing was changed.
+        OSError: the exchange failed, and nothing was changed.
     """
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2

@@ -1,4 +1,4 @@
-"""Files that only save time: what a library measured or compiled in one process, for the next one."""
+"""Cache files that only save time: measurements and compiled code of libraries, for later processes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tfexport.system.regular_files import read_bytes
 
 
 def folder() -> Path:
-    """Where they lie, as the XDG base directory specification says; anything in it may be deleted at any time.
+    """The cache folder, by the XDG base directory specification. Its files may be deleted at any time.
 
     Raises:
-        OSError: this user has no home.
+        OSError: the user has no home folder.
     """
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tfexport"
@@ -24,18 +24,18 @@ def folder() -> Path:
 
 
 class NotOwned(OSError):
-    """Others than this user may write to the folder: what lies there may be anybody's."""
+    """Other users may write to the folder, so its files are not trusted."""
 
 
 def own_folder(*inner: str) -> Path:
-    """The folder, or one in it, made where it is missing. Nobody but this user may write to it.
+    """The cache folder, or a folder in it, made if missing. Only this user may write to it.
 
     Raises:
-        OSError: it cannot be made.
-        NotOwned: others can write to it.
+        OSError: the folder cannot be made.
+        NotOwned: other users can write to it.
     """
     path = folder()
-    if any("\udc80" <= character <= "\udcff" for character in str(path)):  # bytes that are no character
+    if any("\udc80" <= character <= "\udcff" for character in str(path)):  # bytes that are not UTF-8
         raise OSError(f"the path {path} is not UTF-8: set XDG_CACHE_HOME to another folder")
     path.parent.mkdir(parents=True, exist_ok=True)
     for place in (path, *(path := path / name for name in inner)):
@@ -45,18 +45,16 @@ def own_folder(*inner: str) -> Path:
 
 
 def require_own(place: Path) -> None:
-    """Raises NotOwned where others than this user may write to a folder, or it is a link, which may point anywhere."""
+    """Raise NotOwned if other users may write to a folder, or if it is a link, which may point anywhere."""
     facts = place.lstat()
     if not stat.S_ISDIR(facts.st_mode):
         raise NotOwned(f"{place} is not a folder, but a link or the like: set XDG_CACHE_HOME to another folder")
     if hasattr(os, "geteuid") and (facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
-        raise NotOwned(
-            f"others than this user may write to {place}: chmod go-w it, or set XDG_CACHE_HOME to another folder"
-        )
+        raise NotOwned(f"other users may write to {place}: chmod go-w it, or set XDG_CACHE_HOME to another folder")
 
 
 def load(name: str) -> bytes:
-    """The content of a file; nothing where there is none, or where others may have written it."""
+    """The content of a file; empty if it is missing, or if other users may have written it."""
     try:
         require_own(folder())
         return read_bytes(folder() / name)
@@ -65,7 +63,7 @@ def load(name: str) -> bytes:
 
 
 def keep(name: str, content: bytes | memoryview) -> None:
-    """Write a file, if that is possible: without it the next process takes longer, and that is all."""
+    """Write a file, if possible. Without it, the next process only takes longer."""
     with suppress(OSError):
         path = own_folder() / name
         with whole_file(path, path.with_name(f"{name}.{os.getpid()}.partial")) as file:

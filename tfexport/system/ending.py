@@ -1,7 +1,7 @@
-"""Signals that end a command, and are raised again where a library took them for something else.
+"""Signals that end a command. They are raised again if a library loses their exception.
 
-A signal becomes an exception in the middle of whatever Python runs. Some code drops every exception: finalisers, callbacks
-of weak references, extension modules. So a signal is also noted, and work that would go on asks whether one came.
+A signal raises an exception at any point of the running code. Some code drops all exceptions: finalisers, callbacks of weak
+references, extension modules. So a signal is also recorded, and long work checks for recorded signals.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _received: list[int] = []
 
 
 def taken() -> int | None:
-    """The first signal that came, if one did; they are forgotten then."""
+    """The first signal that arrived, if any. The record is then cleared."""
     number = _received[0] if _received else None
     _received.clear()
     return number
@@ -23,17 +23,18 @@ def end(number: int, _: object) -> NoReturn:
     """The handler of a signal.
 
     Raises:
-        KeyboardInterrupt: it is Ctrl-C.
-        SystemExit: it is another one; the code is a shell's, 128 and its number.
+        KeyboardInterrupt: the signal is Ctrl-C.
+        SystemExit: for other signals, with the code of a shell, 128 plus the signal's number.
     """
     _received.append(number)
     _raise(number)
 
 
 def end_if_asked() -> None:
-    """Raise what `end` raised, where a signal came and its exception was lost. Call it before a result takes its place.
+    """Raise the exception of `end` again, if a signal arrived and its exception was lost. Call it before a result is moved
+    into place.
 
-    It is not for what tidies up after a signal, which would end at once.
+    Do not call it in code that cleans up after a signal: that code would end at once.
     """
     if _received:
         _raise(_received[0])

@@ -1,4 +1,4 @@
-"""Locks on files and folders. They end with the process that holds them, however it ends.
+"""Locks on files and folders. A lock ends with its process, even if the process is killed.
 
 Linux and macOS have `fcntl`, Windows has `msvcrt`.
 """
@@ -23,7 +23,7 @@ except ImportError:  # not Windows
     msvcrt = None
 
 LOCKED_BYTE = 1 << 30
-"""The byte that is locked on Windows. Other processes can neither read nor write what is locked, so it lies far behind the
+"""The byte that is locked on Windows. Other processes can neither read nor write a locked byte, so it is far after the
 content of usual files."""
 
 OPEN_FILES_CAN_MOVE = os.name != "nt"
@@ -51,11 +51,11 @@ def lock_file(file: BinaryIO) -> None:
 
 
 def lock_folder(folder: Path) -> int:
-    """Lock a folder against others that do so; returns a descriptor that holds the lock until it is closed.
+    """Lock a folder against other calls of this function; returns a descriptor that holds the lock until it is closed.
 
     Raises:
-        BlockingIOError: another process has locked it.
-        FileNotFoundError: it is not there, perhaps no longer.
+        BlockingIOError: another process has locked the folder.
+        FileNotFoundError: the folder does not exist, or was just removed.
         OSError: the system or the file system has no locks on folders.
     """
     if fcntl is None:
@@ -63,7 +63,7 @@ def lock_folder(folder: Path) -> int:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The folder may have been moved before it was locked, and the name be another folder's now.
+        # The folder may have been moved before it was locked, so that the name now belongs to another folder.
         if not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
     except BaseException:

@@ -1,4 +1,4 @@
-"""Which NVIDIA GPU this machine has."""
+"""Detection of this machine's NVIDIA GPU."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tfexport.system.imports import import_failure
 
 @dataclass(frozen=True)
 class Gpu:
-    """The GPU that CUDA names first; CUDA_VISIBLE_DEVICES chooses among several."""
+    """CUDA's first GPU; CUDA_VISIBLE_DEVICES selects one of several."""
 
     name: str
     generation: str
-    """Its compute capability as TensorRT and nvcc write it: `sm89`."""
+    """Compute capability in the notation of TensorRT and nvcc, such as `sm89`."""
     memory: int
     """Bytes."""
 
@@ -24,7 +24,7 @@ def find_gpu() -> Gpu:
     """The GPU of this machine.
 
     Raises:
-        RuntimeUnavailable: there is none that CUDA can use, or `cuda-bindings` is not installed.
+        RuntimeUnavailable: CUDA finds no usable GPU, or `cuda-bindings` is not installed.
     """
     try:
         from cuda.bindings import runtime as cudart
@@ -43,7 +43,7 @@ def find_gpu() -> Gpu:
 
 
 def checked(result: tuple[Any, ...]) -> Any:
-    """The value of a call of the CUDA runtime, which gives its error first.
+    """The value of a call of the CUDA runtime, which returns its error first.
 
     Raises:
         DeviceMemoryError: the GPU's memory is full.
@@ -57,6 +57,6 @@ def checked(result: tuple[Any, ...]) -> Any:
     if error.name != "cudaSuccess":
         raise TfexportError(
             f"CUDA failed with {error.name}. Run again with CUDA_LAUNCH_BLOCKING=1 and --debug to see where, and compare "
-            "the driver with what CUDA 13 needs."
+            "the driver with the requirements of CUDA 13."
         )
     return values[0] if values else None

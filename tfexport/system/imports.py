@@ -1,4 +1,4 @@
-"""Libraries that are imported when they are needed: why one cannot be."""
+"""Errors of libraries that are imported on demand."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _OUT_OF_MEMORY = (
     *("cannot allocate memory", "can't allocate memory", "failed to allocate memory", "bad_alloc", "bad allocation"),
     *("failed to map segment", "can't start new thread"),
 )
-"""What the system, the loader of libraries, PyTorch and ONNX Runtime say, in errors that are not Python's MemoryError."""
+"""Messages of the system, the dynamic loader, PyTorch and ONNX Runtime about a lack of memory, other than MemoryError."""
 
 
 def import_failure(error: ImportError, library: str, absent: str) -> Exception:
-    """What to raise where importing `library` raised `error`.
+    """The error to raise after the import of `library` raised `error`.
 
     Returns:
-        RuntimeUnavailable with the message `absent` where the library is not installed, and with what is wrong where it is.
-        MemoryError where there is not enough memory for it.
+        RuntimeUnavailable with the message `absent` if the library is not installed, or with the problem if it is.
+        MemoryError if there is not enough memory for it.
     """
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == library:
         return RuntimeUnavailable(absent)
@@ -28,7 +28,7 @@ def import_failure(error: ImportError, library: str, absent: str) -> Exception:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one that led to it, says that there is not enough memory, whatever its type says."""
+    """Whether an error, or one of its causes, reports a lack of memory, regardless of its type."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

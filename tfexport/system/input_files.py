@@ -1,4 +1,4 @@
-"""Input: lines of a file or of stdin."""
+"""Input lines of a file or of stdin."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import BinaryIO
 from tfexport.errors import TfexportError
 
 LONGEST_LINE = 1 << 20
-"""Bytes that are kept of a line. A longer one comes cut, one byte longer than this: whoever reads it must refuse it by its
-length, and memory stays in proportion."""
+"""Maximum number of bytes of a line. A longer line is cut to one byte more than this, which limits the memory. The reader
+must refuse it by its length."""
 
 ENDLESS_LINE = 1 << 30
-"""Bytes after which a line is taken for one that never ends, as `/dev/zero` gives it."""
+"""Number of bytes after which a line counts as endless, such as that of `/dev/zero`."""
 
 _PIECE = 1 << 16
 
 
 class EndlessLine(TfexportError):
-    """A line goes on after `ENDLESS_LINE` bytes."""
+    """A line has more than `ENDLESS_LINE` bytes."""
 
 
 class Lines(Iterator[bytes]):
-    """The lines of an open file with their newlines, none longer than `longest` and one byte.
+    """The lines of an open file with their newlines, each at most one byte longer than `longest`.
 
     Args:
-        name: of the file, for messages.
+        name: name of the file, for messages.
     """
 
     def __init__(self, file: BinaryIO, name: str):
@@ -38,7 +38,7 @@ class Lines(Iterator[bytes]):
         self._is_cut = False
 
     def __next__(self) -> bytes:
-        """Raises EndlessLine where a line does not end."""
+        """The next line; raises EndlessLine if a line does not end."""
         if self._is_cut:
             self._pass_over_the_rest()
         line = self._file.readline(self.longest + 1)
@@ -49,24 +49,24 @@ class Lines(Iterator[bytes]):
         return line
 
     def _pass_over_the_rest(self) -> None:
-        """After the line was given: who waits for it need not wait for its end."""
+        """Skip the rest of a long line, after the line was returned: the caller need not wait for its end."""
         for _ in range(ENDLESS_LINE // _PIECE):
             piece = self._file.readline(_PIECE)
             if len(piece) < _PIECE or piece.endswith(b"\n"):
                 return
         raise EndlessLine(
-            f"line {self._number} of {self._name} goes on after {ENDLESS_LINE >> 20} MiB. Give a file of text, one sentence "
+            f"line {self._number} of {self._name} has more than {ENDLESS_LINE >> 20} MiB. Give a file of text, one sentence "
             "per line."
         )
 
     def isatty(self) -> bool:
-        """Whether a person types the lines."""
+        """Whether the lines come from a terminal."""
         return self._file.isatty()
 
 
 @contextlib.contextmanager
 def opened(source: Path | None) -> Iterator[Lines]:
-    """The lines of a file, also of a pipe, or of stdin where there is none."""
+    """The lines of a file or a pipe; of stdin if `source` is None."""
     if source is None or str(source) == "-":
         if sys.stdin is None:
             raise TfexportError("there is no input: stdin is closed. Give a text file.")
@@ -78,7 +78,7 @@ def opened(source: Path | None) -> Iterator[Lines]:
 
 @contextlib.contextmanager
 def lines_of(path: Path) -> Iterator[Lines]:
-    """The lines of a file, also of a pipe."""
+    """The lines of a file or a pipe."""
     try:
         file = path.open("rb")
     except OSError as error:
@@ -88,6 +88,6 @@ def lines_of(path: Path) -> Iterator[Lines]:
 
 
 def require_one_stdin(*sources: Path | None) -> None:
-    """Raises TfexportError where two inputs would take their lines from stdin in turn."""
+    """Raise TfexportError if two inputs would both read stdin."""
     if sum(source is None or str(source) == "-" for source in sources) > 1:
         raise TfexportError("two inputs cannot both be read from stdin. Give a file for one of them.")

@@ -1,4 +1,4 @@
-"""JSON for other programs: none of what it lacks, NaN and infinity, is ever written as a word that their readers refuse."""
+"""Standard JSON for other programs. NaN and infinity, which other parsers refuse, are never written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def json_text(value: Any, *, indent: int | None = None, ensure_ascii: bool = Tru
     """`value` (dicts, lists, tuples, texts, numbers) as JSON (RFC 8259); a number that is not finite is null."""
     try:
         return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
-    except ValueError:  # such a number, which few values have
+    except ValueError:  # a number that is not finite, which is rare
         return json.dumps(_finite(value), indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
 
 

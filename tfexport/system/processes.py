@@ -17,21 +17,21 @@ PR_SET_PDEATHSIG = 1
 _M_MMAP_THRESHOLD = -3
 
 RETURN_EVERY = 1.0
-"""Seconds after which freed memory is given back again; it takes some milliseconds, and so does touching it anew."""
+"""Minimum number of seconds between returns of freed memory. A return takes some milliseconds, and so does new memory."""
 
 LARGE_BUFFER = 16 * 2**20
-"""Bytes from which a buffer gets a map of its own, see `map_large_buffers`."""
+"""Minimum size in bytes of a buffer with its own mapping; see `map_large_buffers`."""
 
 _returned = 0.0
 
 
 def usable_cpus() -> int:
-    """CPUs that this process may use, which may be fewer than the machine has."""
+    """The number of CPUs that this process may use, which may be less than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_name() -> str:
-    """The processor's model, as it calls itself."""
+    """The name of the processor's model."""
     try:
         found = re.search(r"^model name\s*: (.+)$", CPU_FACTS.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
@@ -44,7 +44,7 @@ INSTRUCTION_SETS = {
     **{"avx512_vnni": "AVX-512 VNNI", "amx_int8": "AMX-INT8"},
     **{"asimd": "NEON", "asimddp": "NEON dot product", "i8mm": "I8MM", "sve": "SVE", "sve2": "SVE2"},
 }
-"""Of those that matrix products use, the names that Linux has and the usual ones."""
+"""Instruction sets for matrix products: their names in Linux, and their usual names."""
 
 APPLE_SETS = {
     **{"hw.optional.AdvSIMD": "NEON", "hw.optional.arm.FEAT_DotProd": "NEON dot product"},
@@ -54,7 +54,7 @@ APPLE_SETS = {
 
 
 def instruction_sets() -> tuple[str, ...]:
-    """This CPU's instruction sets for matrix products, such as `("AVX", "FMA", "AVX2")`; empty where they are not known."""
+    """This CPU's instruction sets for matrix products, such as `("AVX", "FMA", "AVX2")`; empty if they are unknown."""
     if platform.system() == "Darwin":
         return tuple(name for key, name in APPLE_SETS.items() if system_number(key) == 1)
     try:
@@ -67,14 +67,14 @@ def instruction_sets() -> tuple[str, ...]:
 
 
 def system_number(key: str) -> int:
-    """A number that macOS has by this name (`sysctl`); 0 where it has none."""
+    """The value of a macOS `sysctl` number; 0 if it does not exist."""
     value, size = ctypes.c_int64(0), ctypes.c_size_t(8)
     failed = ctypes.CDLL(None).sysctlbyname(key.encode(), ctypes.byref(value), ctypes.byref(size), None, 0)
     return 0 if failed else value.value
 
 
 def cpu_identity() -> str:
-    """What programs that choose code by the processor look at: its model and its instruction sets."""
+    """The model and instruction sets of the processor, by which libraries choose their code."""
     try:
         first = CPU_FACTS.read_text(encoding="utf-8").partition("\n\n")[0]
     except OSError:
@@ -84,16 +84,16 @@ def cpu_identity() -> str:
 
 
 def end_with_parent() -> None:
-    """Let this process be killed when its parent dies, on Linux: it may be stopped or waiting, and would stay for ever."""
+    """Kill this process when its parent dies (Linux only). Otherwise a stopped or waiting process would stay for ever."""
     with suppress(OSError, AttributeError, TypeError):  # TypeError: on Windows None is no library
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def leave_out_of_collections() -> None:
-    """Leave all objects that are there now out of garbage collections, but for those that are garbage.
+    """Exclude all current objects, except garbage, from garbage collections.
 
-    A full collection visits every object of the process while nothing else runs. In a server these are hundreds of
-    thousands, of modules and schemas, which stay for ever: it stopped for a tenth of a second every few seconds.
+    A full collection visits every object of the process while nothing else runs. A server has hundreds of thousands of
+    permanent objects of modules and schemas, and stopped for a tenth of a second every few seconds.
     """
     gc.unfreeze()
     gc.collect()
@@ -101,22 +101,22 @@ def leave_out_of_collections() -> None:
 
 
 def map_large_buffers() -> None:
-    """Let each large buffer have a map of its own from now on, which goes back to the system when it is freed; for glibc.
+    """Give each new large buffer its own mapping, which returns to the system when the buffer is freed (glibc only).
 
-    By itself glibc puts ever larger buffers into its heap, once such a buffer was freed. Matrices of all sizes that come and
-    go leave gaps there: the check of an exported base model took up to a gigabyte more in some runs than in others.
+    By default glibc puts ever larger buffers into its heap, once such a buffer was freed. Matrices of all sizes then leave
+    gaps in the heap: the check of an exported base model took up to a gigabyte more in some runs than in others.
     """
     with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BUFFER)
 
 
 def close_sockets(*, keep: int) -> None:
-    """Close the sockets that this process has from its parent, on Linux: each would stay open when the parent closes it.
+    """Close the sockets that this process inherited (Linux only). They would stay open when the parent closes them.
 
-    Their numbers stay taken, by the null device: an object of the parent's that is still here may close its own once more.
+    The null device keeps their numbers in use, because an inherited object may close its own number again.
 
     Args:
-        keep: a file descriptor that stays.
+        keep: a file descriptor that stays open.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for entry in list(Path("/proc/self/fd").glob("*")):
@@ -127,10 +127,10 @@ def close_sockets(*, keep: int) -> None:
 
 
 def return_freed_memory(*, now: bool = False) -> None:
-    """Give freed memory back to the system, at once if `now`, else once a second at most, where the C library is glibc.
+    """Return freed memory to the system, at once if `now`, else at most once a second (glibc only).
 
-    By itself glibc keeps much of it, in pieces that what is asked for next may not fit into: over hours of batches of all
-    sizes a process would grow.
+    By default glibc keeps much of it in pieces that may not fit later allocations. Over hours of batches of all sizes, a
+    process would grow.
     """
     global _returned
     moment = time.monotonic()

@@ -1,5 +1,5 @@
-"""Files that are read whole. What is none (a pipe, a device, a socket) would keep its reader waiting or never end, so it is
-refused. Lines of text may come from anywhere: see `input_files`."""
+"""Reading of regular files. Pipes, devices and sockets are refused, because they could block the reader or never end. Lines
+of text may come from any source; see `input_files`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import stat
 from pathlib import Path
 
 LARGEST_TEXT = 80 * 2**20
-"""Bytes of a file of JSON, YAML, words or codes: more than twice as many as the largest vocabularies have. What Python makes
-of so many stays within 2 GiB, also where it is nothing but empty objects."""
+"""Maximum size in bytes of a file of JSON, YAML, words or codes, more than twice that of the largest vocabularies. Python's
+objects for such a file stay within 2 GiB, even if all of them are empty objects."""
 
-_NOT_REGULAR = "it is not a regular file, but a pipe, a device or the like: copy what it gives to a file"
+_NOT_REGULAR = "it is not a regular file, but a pipe, a device or the like: copy its content to a file"
 
 
 def open_regular(path: Path) -> io.BufferedReader:
     """Open a file to read its bytes.
 
     Raises:
-        OSError: it cannot be read, or is not a regular file.
+        OSError: the file cannot be read, or is not a regular file.
     """
     file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 (returned open)
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -30,10 +30,10 @@ def open_regular(path: Path) -> io.BufferedReader:
 
 
 def require_regular(path: Path) -> None:
-    """Call this before a library opens a file.
+    """Check a file before a library opens it.
 
     Raises:
-        OSError: it is not there, or is not a regular file.
+        OSError: the file does not exist, or is not a regular file.
     """
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, _NOT_REGULAR, str(path))
@@ -43,18 +43,18 @@ def read_bytes(path: Path) -> bytes:
     """The content of a file.
 
     Raises:
-        OSError: it cannot be read, or is not a regular file.
+        OSError: the file cannot be read, or is not a regular file.
     """
     with open_regular(path) as file:
         return file.read()
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
-    """The content of a file of text, with `\\n` for every newline.
+    """The content of a text file, with `\\n` for every newline.
 
     Raises:
-        OSError: it cannot be read, is not a regular file, or has more than `LARGEST_TEXT` bytes.
-        UnicodeDecodeError: it is in another encoding.
+        OSError: the file cannot be read, is not a regular file, or has more than `LARGEST_TEXT` bytes.
+        UnicodeDecodeError: the file has another encoding.
     """
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > LARGEST_TEXT:
@@ -65,5 +65,5 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
 
 
 def _without_waiting(name: str, flags: int) -> int:
-    """Opening a pipe waits for whoever writes into it, if it is not told not to."""
+    """Open a file without blocking. By default, opening a pipe waits for a writer."""
     return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))

@@ -1,4 +1,4 @@
-"""YAML as toolkits write it: settings, and vocabularies. Plain values only; nothing in a file is ever executed."""
+"""Reading of the YAML files of toolkits: settings and vocabularies. Only plain values; no code from a file is executed."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from tfexport.system.imports import import_failure
 from tfexport.system.regular_files import read_text
 
 _KEPT: dict[str, str] = {"\u2028": "\ue000", "\u2029": "\ue001"}
-"""Line breaks in YAML 1.1, which PyYAML reads, and characters like any other in YAML 1.2, which Marian writes. Private ones
-stand for them while PyYAML reads."""
+"""Characters that are line breaks in YAML 1.1, which PyYAML reads, and normal characters in YAML 1.2, which Marian writes.
+Private characters replace them while PyYAML reads."""
 
 
 LARGEST_SETTINGS = 2**18
-"""Characters of settings, many times those of any toolkit's. PyYAML takes some seconds for so many."""
+"""Maximum number of characters of settings, many times those of any toolkit. PyYAML takes some seconds for so many."""
 LONGEST_NUMBER = 100
-"""Characters of a number. YAML has numbers in base 60, for which PyYAML takes a time that grows with the square of these."""
+"""Maximum number of characters of a number. For YAML's numbers in base 60, PyYAML's time grows with the square of it."""
 
 
 def read_settings(text: str, where: str) -> dict[str, Any]:
-    """The mapping that `text` is, with the values of YAML's core types.
+    """Parse `text` into a mapping with values of YAML's core types.
 
     Raises:
-        CheckpointError: it is not such a mapping, is far larger than settings are, or has aliases, with which a small file
-            can hold a huge value.
+        CheckpointError: the text is not such a mapping, is far larger than settings, or has aliases, with which a small file
+            can contain a huge value.
         RuntimeUnavailable: PyYAML is not installed.
     """
     yaml = _library(where)
@@ -47,7 +47,7 @@ def read_settings(text: str, where: str) -> dict[str, Any]:
 
     try:
         settings = yaml.load(text, Loader=WithoutAliases)
-    except Exception as error:  # PyYAML meets values that contradict their tags with whatever its constructors run into
+    except Exception as error:  # for values that contradict their tags, PyYAML's constructors may raise any error
         raise CheckpointError(f"cannot read {where}: {_first_line(error)}. Correct it.") from error
     if not isinstance(settings, dict):
         raise CheckpointError(f"{where} is not a mapping of settings. Check that it was copied completely.")
@@ -55,13 +55,13 @@ def read_settings(text: str, where: str) -> dict[str, Any]:
 
 
 def read_words(text: str, where: str) -> dict[str, int]:
-    """The words and ids of a vocabulary in YAML, `word: id` a line.
+    """The words and ids of a vocabulary in YAML, with `word: id` on each line.
 
-    Words are text, whatever else YAML would make of them (`no`, `1`, `~`). Only the events of the parser are looked at, so
-    no value is made that the file does not spell.
+    Words are always text, even if YAML would convert them (`no`, `1`, `~`). Only the events of the parser are used, so no
+    value is constructed that the file does not spell out.
 
     Raises:
-        TokenizerError: it is not such a vocabulary, or has a word or an id twice.
+        TokenizerError: the text is not such a vocabulary, or has a word or an id twice.
         RuntimeUnavailable: PyYAML is not installed.
     """
     yaml = _library(where)
@@ -72,16 +72,16 @@ def read_words(text: str, where: str) -> dict[str, int]:
     key: str | None = None
     depth = 0
     kept = text.translate({ord(own): private for own, private in _KEPT.items()})
-    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # the fast one, where PyYAML was built with it
+    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # the fast loader, if PyYAML was built with it
     try:
         for event in yaml.parse(kept, Loader=loader):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if isinstance(event, yaml.SequenceStartEvent | yaml.AliasEvent) or depth > 1:
-                raise ValueError("it holds more than words and ids")
+                raise ValueError("it contains more than words and ids")
             if not isinstance(event, yaml.ScalarEvent):
                 continue
             if depth == 0:
-                raise ValueError("it is no mapping")
+                raise ValueError("it is not a mapping")
             if key is None:
                 key = event.value.translate({ord(private): own for own, private in _KEPT.items()})
             elif key in words:
@@ -113,7 +113,7 @@ def _library(where: str) -> ModuleType:
 
 
 def _first_line(error: Exception) -> str:
-    """What is wrong and where, without the lines of the file that PyYAML shows."""
+    """The problem and its line, without the lines of the file that PyYAML quotes."""
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or str(error).splitlines()[0] if str(error) else type(error).__name__
     return f"{problem} in line {mark.line + 1}" if mark else str(problem)

@@ -1,4 +1,4 @@
-"""Text to ids by a SentencePiece model, whose pieces may have other ids than the model gives them: Marian, mBART."""
+"""Tokenizers of SentencePiece models whose vocabulary may change the ids of pieces, as in Marian and mBART."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tfexport.system.imports import import_failure
 from tfexport.system.regular_files import read_bytes
 
 _CODE = re.compile(r">>[^<>]+<<")
-"""How a text for Marian's models of many languages begins: with the language to translate to."""
+"""The target language at the start of a text, in Marian's models of many languages."""
 
 
 @dataclass(frozen=True)
 class PieceModel:
-    """A SentencePiece model and the names of its pieces, in the order of its own numbers."""
+    """A SentencePiece model and the names of its pieces, in the order of the model's ids."""
 
     content: bytes
     names: tuple[str, ...]
     hidden: frozenset[str]
-    """Control pieces and the unknown one, which no text is split into."""
+    """Control pieces and the unknown piece. Text is never split into them."""
     unknown: str
 
     @staticmethod
@@ -38,7 +38,7 @@ class PieceModel:
 
     @classmethod
     def read(cls, path: Path) -> PieceModel:
-        """Raises: TokenizerError if it is no such model, RuntimeUnavailable if SentencePiece is not installed."""
+        """Raises: TokenizerError if the file is not a model, RuntimeUnavailable if SentencePiece is not installed."""
         content = cls.bytes_of(path)
         try:
             model = _processor(content)
@@ -53,13 +53,13 @@ class PieceModel:
         return cls(content, names, frozenset(hidden), unknown)
 
     def tokenizer(self) -> Pieces:
-        """Text with the model's own ids."""
+        """A tokenizer with the model's own ids."""
         vocabulary = {name: number for number, name in enumerate(self.names)}
         return Pieces(self.content, vocabulary, sorted(self.hidden - {self.unknown}), self.unknown)
 
 
 def _processor(model: bytes) -> Any:
-    """SentencePiece's own; raises RuntimeError where it does not take the model."""
+    """SentencePiece's processor; raises RuntimeError if it rejects the model."""
     try:
         from sentencepiece import SentencePieceProcessor
     except ImportError as error:
@@ -69,7 +69,7 @@ def _processor(model: bytes) -> Any:
         )
         raise import_failure(error, "sentencepiece", absent) from error
     if not model:
-        raise RuntimeError("the file is empty")  # the library takes it for no model at all
+        raise RuntimeError("the file is empty")  # the library treats an empty file as a missing model
     return SentencePieceProcessor(model_proto=model)
 
 
@@ -78,12 +78,12 @@ def _one_line(error: Exception) -> str:
 
 
 class Pieces:
-    """As much of `tokenizers.Tokenizer` as a `TextTokenizer` uses.
+    """The part of the interface of `tokenizers.Tokenizer` that a `TextTokenizer` uses.
 
     Args:
         model: a serialised SentencePiece model.
         vocabulary: the id of each piece and special token.
-        special: tokens that are no pieces of text.
+        special: tokens that are not pieces of text.
         unknown: the token for pieces that the vocabulary lacks.
     """
 
@@ -98,7 +98,7 @@ class Pieces:
             return _processor(self._model)
         except RuntimeError as error:
             raise RuntimeUnavailable(
-                f"SentencePiece does not take the model of this text: {_one_line(error)}. Upgrade it, or export again."
+                f"SentencePiece rejects the model of this text: {_one_line(error)}. Upgrade it, or export again."
             ) from error
 
     def get_vocab(self) -> dict[str, int]:
@@ -111,9 +111,9 @@ class Pieces:
         return self._tokens.get(index)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of the pieces of `text`, and of the language code that it may begin with.
+        """The ids of the pieces of `text`, and of a language code at its start.
 
-        Text that spells another special token is not one, also where SentencePiece has no pieces for it.
+        Text that spells any other special token is plain text, even if SentencePiece has no pieces for it.
         """
         code, pieces = self._pieces(text)
         unknown = self._vocabulary[self.unknown]
@@ -121,18 +121,18 @@ class Pieces:
         return [*(self._vocabulary[token] for token in code), *known]
 
     def written(self, text: str) -> list[str]:
-        """The part of `text`, normalised by the model, that each of the ids of `encode` stands for."""
+        """The part of the normalised `text` for each id of `encode`."""
         code, pieces = self._pieces(text)
         return [*code, *(piece.replace("▁", " ").strip() for piece in pieces)]
 
     def _pieces(self, text: str) -> tuple[list[str], list[str]]:
-        """The language code that `text` begins with, if it does, and the pieces of the rest."""
+        """The language code at the start of `text`, if any, and the pieces of the rest."""
         code = _CODE.match(text)
         first, rest = ([code[0]], text[code.end() :]) if code and code[0] in self._vocabulary else ([], text)
         return first, list(self._splitter.encode(rest, out_type=str))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """Text of ids; special tokens are left out, or else stand as they are written."""
+        """The text of ids. Special tokens are omitted, or else keep their names."""
         tokens = [self._tokens.get(index, self.unknown) for index in ids]
         if skip_special_tokens:
             tokens = [token for token in tokens if token not in self._special]
@@ -152,7 +152,7 @@ class Pieces:
         """Raises: KeyError, ValueError or TypeError if the fields are not those of `to_dict`."""
         vocabulary, special = dict(fields["vocabulary"]), list(fields["special"])
         if not all(isinstance(token, str) and type(index) is int for token, index in vocabulary.items()):
-            raise ValueError("its vocabulary is not of words and ids")
+            raise ValueError("its vocabulary is not a mapping of words to ids")
         if fields["unknown"] not in vocabulary:
             raise ValueError(f"its vocabulary has no {fields['unknown']!r}")
         return cls(base64.b64decode(fields["model"], validate=True), vocabulary, special, fields["unknown"])

@@ -1,4 +1,4 @@
-"""Text split into words by spaCy's rules for a language."""
+"""Splitting of text into words by spaCy's rules for a language."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tfexport.system.imports import import_failure
 
 
 def spacy_tokenizer(language: str | None) -> Any:
-    """spaCy's tokenizer of a language, which has rules alone: no model is loaded.
+    """spaCy's tokenizer for a language. It only has rules; no model is loaded.
 
     Raises:
         RuntimeUnavailable: spaCy is not installed, or has no such language.

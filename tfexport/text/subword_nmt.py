@@ -1,4 +1,4 @@
-"""Words to subwords by the codes of subword-nmt (Sennrich et al. 2016), with that library."""
+"""Splitting of words into subwords with subword-nmt (Sennrich et al. 2016) and its codes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tfexport.system.imports import import_failure
 from tfexport.system.regular_files import read_text
 
 SEPARATOR = "@@"
-"""Ends a subword that its word goes on after."""
+"""Suffix of a subword that is not the last of its word."""
 _MOST_KEPT = 200_000
-"""Words whose subwords are remembered."""
+"""Maximum number of words whose subwords are cached."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Subwords:
     """The content of a codes file of version 0.1 or 0.2.
 
     Args:
-        known: the subwords of the vocabulary, where others are to be split further (`apply-bpe --vocabulary`).
+        known: the subwords of the vocabulary, if other subwords are split further (`apply-bpe --vocabulary`).
     """
 
     codes: str
@@ -32,7 +32,7 @@ class Subwords:
 
     @classmethod
     def from_file(cls, path: Path) -> Subwords:
-        """Raises: TokenizerError if the file is not such codes."""
+        """Raises: TokenizerError if the file is not a codes file."""
         try:
             codes = read_text(path)
         except (OSError, UnicodeDecodeError) as error:
@@ -42,7 +42,7 @@ class Subwords:
         return found
 
     def check(self, where: str) -> None:
-        """Raises: TokenizerError if the codes are none. The library would end the process."""
+        """Raises: TokenizerError if the codes are not valid. The library would end the process."""
         lines = self.codes.rstrip("\n").split("\n")
         has_version = lines[0].startswith("#version:")
         if has_version and lines[0].split()[-1] not in ("0.1", "0.2"):
@@ -54,7 +54,7 @@ class Subwords:
                 )
 
     def split(self, words: Sequence[str]) -> list[str]:
-        """The subwords of `words`, each but the last of a word with `@@` at its end."""
+        """The subwords of `words`. All but the last of a word end with `@@`."""
         if len(self._library.cache) > _MOST_KEPT:
             self._library.cache.clear()
         return list(self._library.segment_tokens(words))
@@ -73,5 +73,5 @@ class Subwords:
 
 
 def has_subwords(words: Collection[str]) -> bool:
-    """Whether a vocabulary is of subwords that subword-nmt wrote."""
+    """Whether a vocabulary consists of subwords from subword-nmt."""
     return any(word.endswith(SEPARATOR) and word != SEPARATOR for word in words)

@@ -1,8 +1,8 @@
-"""What a `tokenizer.json` may ask of the library that runs it: parts that are known, and text that grows little.
+"""Checks of a `tokenizer.json` before the library runs it: known parts only, and limited growth of text.
 
 A tokenizer is a small program: normalizers that replace text, regular expressions, tables. A few hundred bytes of it can
-turn a word into gigabytes or search for ever, and a damaged table stops the library in the middle of a line. Its parts are
-checked before the library reads them. What remains is turned into errors by `telling_of_panics`.
+turn a word into gigabytes or search endlessly, and a damaged table stops the library in the middle of a line. The parts are
+checked before the library reads them. `telling_of_panics` turns the remaining failures into errors.
 """
 
 from __future__ import annotations
@@ -47,52 +47,52 @@ PARTS: Mapping[str, frozenset[str]] = {
     ),
     "model": frozenset(("BPE", "Unigram", "WordLevel", "WordPiece")),
 }
-"""The kinds of each part of a tokenizer that are read."""
+"""The supported types of each part of a tokenizer."""
 _LISTS = {
     "normalizer": "normalizers",
     "pre_tokenizer": "pretokenizers",
     "post_processor": "processors",
     "decoder": "decoders",
 }
-"""What the list of a sequence is called."""
+"""The name of the list in a sequence."""
 _TEXTS = (
     *("content", "prepend", "replacement", "prefix", "suffix", "pad_token", "word_delimiter_token"),
     *("continuing_subword_prefix", "end_of_word_suffix"),
 )
-"""Fields of parts that are put into text, or searched for in it."""
+"""Fields of parts whose value is inserted into text, or searched for in it."""
 _REPLACING = ("BPEDecoder", "CTC")
-"""The kinds that replace what these fields say, wherever it stands."""
+"""The types that replace every occurrence of these fields' values."""
 MOST_PARTS = 32
-"""Of one kind, in a sequence."""
+"""Maximum number of parts of one kind in a sequence."""
 MOST_GROWTH = 256
-"""How many times as many bytes a text may become until its words are looked up, and tokens until they are text."""
+"""Maximum growth of text before its words are looked up, and of tokens until they are text, as a factor of bytes."""
 FORMS = ("NFKC", "NFKD")
 _FORM_GROWTH = 11
-"""How many times as many bytes a text of these forms may have (U+FDFA is one character and becomes 18). The first of them
-is not counted: whatever it makes longer stands in the line itself."""
+"""Growth of text in these normal forms, as a factor of bytes (U+FDFA is one character and becomes 18). The first of them is
+not counted, because only characters of the line itself can make it longer."""
 MOST_ADDED = 2**20
-"""Bytes of all added tokens when they are normalized. The library takes about 70 times as many for the search of them."""
+"""Maximum size of all normalized added tokens in bytes. The library's search table takes about 70 times as many."""
 LONGEST_PATTERN = 5000
 LONGEST_TEXT = 100
-"""Characters that a part puts into text: markers and spaces."""
+"""Maximum number of characters that a part inserts into text, such as markers and spaces."""
 LONGEST_WORD = 1000
-"""Characters of a word that WordPiece searches; the time grows with their square, and the usual number is 100."""
+"""Maximum number of characters of a word for WordPiece. The time grows with its square; the usual limit is 100."""
 LONGEST_REPLACEMENT = 256
-"""Bytes in the place of a character in a table of SentencePiece; NFKC has up to 33."""
+"""Maximum size of a replacement in a table of SentencePiece, in bytes; NFKC has up to 33."""
 DEEPEST_KEY = 256
-"""Bytes of a key of such a table."""
+"""Maximum size of a key of such a table, in bytes."""
 
 
 class PanicError(TokenizerError):
-    """The library that splits text stopped in the middle of it."""
+    """The tokenizers library panicked while it processed text."""
 
 
 @contextmanager
 def telling_of_panics(what: str) -> Iterator[None]:
-    """Raise PanicError where the library panics, which is no `Exception` in Python.
+    """Raise PanicError if the library panics. In Python, its panic is no `Exception`.
 
     Args:
-        what: what cannot be done, for the message.
+        what: the failed operation, for the message.
     """
     try:
         yield
@@ -104,22 +104,22 @@ def telling_of_panics(what: str) -> Iterator[None]:
 
 
 SAMPLE = f"The cat, 7 dogs; it's a <s> x\u0301 \ufb01 \u2603 \u4f60\u597d {' ' * 40}{'a' * 200}!"
-"""Text that every tokenizer must be able to read: one that stops at it would stop at most lines."""
+"""Text that every tokenizer must be able to read. A tokenizer that panics on it would panic on most lines."""
 
 
 def library_tokenizer(fields: Any, where: str) -> Tokenizer:
-    """The tokenizer of the content of a `tokenizer.json`, which comes from `where`.
+    """The tokenizer for the content of a `tokenizer.json`, whose origin is `where`.
 
     Raises:
-        PanicError: the library stops at it, or at a short text.
-        ValueError: it has parts that are not read; see `check_parts`.
-        Exception: it is no tokenizer.
+        PanicError: the library panics on the content, or on a short text.
+        ValueError: the content has unsupported parts; see `check_parts`.
+        Exception: the content is no tokenizer.
     """
     check_parts(fields)
     with telling_of_panics(f"{where} cannot be read"):
-        # Not the file's text, in which a key may stand twice. Text is not padded, for which a file may say any length.
+        # Not the file's text, which may contain a key twice. Text is not padded: a file may request any length.
         found = Tokenizer.from_str(json.dumps({**fields, "padding": None, "truncation": None}))
-        with suppress(Exception):  # a vocabulary without an unknown token, which lines are told of
+        with suppress(Exception):  # a vocabulary without an unknown token; lines report this error
             found.encode(SAMPLE, add_special_tokens=False)
         found.decode([0, 1, 2])
     return found
@@ -129,24 +129,24 @@ def check_parts(fields: Any) -> None:
     """Check the content of a `tokenizer.json`.
 
     Raises:
-        ValueError: it has a part that is not known, or that makes text far longer, or that cannot be run.
+        ValueError: a part is unknown, makes text far longer, or cannot be run.
     """
     if not isinstance(fields, Mapping):
-        raise ValueError("it is no object of JSON")
+        raise ValueError("it is not a JSON object")
     before: dict[str, float] = {}
     for kind, known in PARTS.items():
         growth, n_forms = before.get(kind, 1.0), 0
         for part in _flat(kind, fields.get(kind)):
             name = part.get("type")
-            if name not in known and not (kind == "model" and name is None):  # as older files leave it out
-                raise ValueError(f"it has a {kind} {str(name)[:40]!r}, which is not read")
+            if name not in known and not (kind == "model" and name is None):  # older files omit it
+                raise ValueError(f"it has a {kind} {str(name)[:40]!r}, which is not supported")
             growth *= _growth(kind, part)
             n_forms += name in FORMS
         growth *= _FORM_GROWTH ** max(0, n_forms - 1)
         if growth > MOST_GROWTH:
             raise ValueError(f"its {kind} makes text up to {growth:.0f} times as long")
         if kind == "normalizer":
-            before["pre_tokenizer"] = growth  # which is given what this one makes
+            before["pre_tokenizer"] = growth  # the pre-tokenizer reads the normalizer's result
             _check_added(fields.get("added_tokens"), growth)
 
 
@@ -161,17 +161,17 @@ def _flat(kind: str, part: Any) -> Iterator[Mapping[str, Any]]:
         if part.get("type") == "Sequence":
             inner = part.get(_LISTS[kind]) if kind in _LISTS else None
             if not isinstance(inner, list):
-                raise ValueError(f"its {kind} is no list")
+                raise ValueError(f"its {kind} is not a list")
             waiting += inner
 
 
 def _growth(kind: str, part: Mapping[str, Any]) -> float:
-    """How many times as many bytes a part makes of text at most."""
+    """The maximum growth of text by a part, as a factor of bytes."""
     name = part.get("type")
     for field in _TEXTS:
         if isinstance(part.get(field), str) and len(part[field]) > LONGEST_TEXT:
             raise ValueError(f"its {name} has a {field} of {len(part[field])} characters")
-        if name in _REPLACING and part.get(field) == "":  # it would stand between all characters
+        if name in _REPLACING and part.get(field) == "":  # it would be inserted between all characters
             raise ValueError(f"its {name} has an empty {field}")
     longest = part.get("max_input_chars_per_word", 0)
     if not isinstance(longest, int) or longest > LONGEST_WORD:
@@ -184,7 +184,7 @@ def _growth(kind: str, part: Mapping[str, Any]) -> float:
         return _charsmap_growth(part.get("precompiled_charsmap"))
     if name == "TemplateProcessing":
         _check_template(part.get("single"))
-    if name == "ByteLevel" and kind != "decoder":  # a byte becomes a character of two, and a word may be given a space
+    if name == "ByteLevel" and kind != "decoder":  # a byte becomes a character of two bytes, and a word may get a space
         return 2.0 if kind == "normalizer" else 4.0
     if name == "Metaspace" and kind != "decoder":  # before each word
         return 1.0 + _n_bytes(part.get("replacement"))
@@ -201,7 +201,7 @@ def _n_bytes(text: Any) -> int:
 
 
 def _check_added(tokens: Any, growth: float) -> None:
-    """The library normalizes added tokens and puts them all into one table, when it reads the file."""
+    """Check the added tokens: the library normalizes them and puts all into one table when it reads the file."""
     found = [token for token in tokens if isinstance(token, Mapping)] if isinstance(tokens, list) else []
     size = sum(_n_bytes(token.get("content")) * (growth if token.get("normalized", True) else 1) for token in found)
     if size > MOST_ADDED:
@@ -209,7 +209,7 @@ def _check_added(tokens: Any, growth: float) -> None:
 
 
 def _check_template(pieces: Any) -> None:
-    """The text may stand in a template once."""
+    """Check a template: it may contain the text once."""
     texts = [piece for piece in pieces if "Sequence" in piece] if isinstance(pieces, list) else []
     if len(texts) > 1:
         raise ValueError("its post_processor repeats the text")
@@ -224,18 +224,18 @@ _MOST_COUNT = 1000
 
 
 _LONGEST_MATCH = 1000
-"""Characters that a repetition without a limit is taken to try, one after the other."""
+"""Assumed number of characters that an unlimited repetition tries, one after the other."""
 _MOST_TRIES = 2**27
-"""Ways to match at one place: two such repetitions and a few choices. They multiply where they follow each other."""
+"""Maximum number of ways to match at one place: two such repetitions and a few choices, whose numbers multiply."""
 
 
 def check_pattern(pattern: str) -> None:
-    """Check that a regular expression cannot search for longer and longer.
+    """Check that the search time of a regular expression cannot explode.
 
-    That is so where what repeats or chooses is repeated, and where many repetitions or choices follow each other.
+    It can if a repeated part itself repeats or chooses, or if many repetitions or choices follow each other.
 
     Raises:
-        ValueError: it may.
+        ValueError: the time may explode.
     """
     if len(pattern) > LONGEST_PATTERN:
         raise ValueError(f"a regular expression has {len(pattern)} characters")
@@ -250,7 +250,7 @@ def check_pattern(pattern: str) -> None:
             if any(count > _MOST_COUNT for count in counts):
                 raise ValueError(f"{where} repeats too often")
             if closed and token[0] != "?":
-                raise ValueError(f"{where} repeats what repeats or chooses")
+                raise ValueError(f"{where} repeats a part that itself repeats or chooses")
             levels[-1].varies |= not re.fullmatch(r"\{\d+\}", token)
             levels[-1].tries *= _tries(token, counts)
         closed = None
@@ -273,18 +273,18 @@ def check_pattern(pattern: str) -> None:
 
 @dataclass
 class _Level:
-    """A group of a regular expression, as far as it was read."""
+    """A group of a regular expression, up to the current position."""
 
     varies: bool = False
-    """It matches texts of several lengths, or chooses."""
+    """Whether the group matches texts of several lengths, or chooses."""
     tries: int = 1
-    """Ways to match the alternative that is read."""
+    """Number of ways to match the current alternative."""
     others: int = 0
-    """Ways to match those before it."""
+    """Number of ways to match the earlier alternatives."""
 
 
 def _tries(quantifier: str, counts: list[int]) -> int:
-    """How many numbers of repetitions a quantifier allows."""
+    """The number of different repetition counts that a quantifier allows."""
     if quantifier[0] == "?":
         return 2
     if quantifier[0] in "*+" or "," in quantifier.removesuffix("?").removesuffix("+")[-2:]:
@@ -293,12 +293,12 @@ def _tries(quantifier: str, counts: list[int]) -> int:
 
 
 def _charsmap_growth(encoded: Any) -> float:
-    """How many times as many bytes SentencePiece's table of replacements makes of text at most.
+    """The maximum growth of text by SentencePiece's table of replacements, as a factor of bytes.
 
-    It is a double-array trie of keys, and the texts that it points to; all of it is looked at.
+    The table is a double-array trie of keys, and the texts that it points to. All of it is checked.
 
     Raises:
-        ValueError: a key leads out of the table or of the texts, or a text is far longer than what it replaces.
+        ValueError: a key points outside the table or the texts, or a text is far longer than its key.
     """
     content = base64.b64decode(encoded, validate=True) if isinstance(encoded, str) else b""
     size = struct.unpack_from("<I", content)[0] if len(content) >= 4 else 0
@@ -312,11 +312,11 @@ def _charsmap_growth(encoded: Any) -> float:
         raise ValueError(f"its precompiled_charsmap has texts of more than {LONGEST_REPLACEMENT} bytes")
     inside = np.frombuffer(texts, np.uint8)
     text_ends = np.cumsum(lengths + 1) - 1
-    starts = (inside & 0xC0) != 0x80  # of characters
+    starts = (inside & 0xC0) != 0x80  # first bytes of characters
     offsets = (units >> 10) << ((units & (1 << 9)) >> 6)
     places = np.arange(len(units))
     labels = units & (1 << 31 | 0xFF)
-    parents = places ^ labels  # where the node must stand that leads to a unit
+    parents = places ^ labels  # the index of the node that leads to each unit
     can_follow = (labels > 0) & (labels < 256)
     reached, waiting = np.zeros(len(units), bool), np.array([offsets[0]])
     growth = 1.0

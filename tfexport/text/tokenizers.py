@@ -1,4 +1,4 @@
-"""Text to ids and back. Every vocabulary, also a plain list of words, becomes a model of the `tokenizers` library."""
+"""Tokenizers: text to ids and back. Every vocabulary, even a word list, becomes a model of the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ SPECIAL_NAMES = {
     "bos": ("<bos>", "<sos>", "<s>", "[BOS]", "<BOS>", "<SOS>"),
     "eos": ("<eos>", "</s>", "[EOS]", "<EOS>"),
 }
-"""How vocabularies name their special tokens; looked for only where the user has not said the ids."""
+"""Usual names of special tokens in vocabularies. They are only used if the user gives no ids."""
 
 Spaces = Literal["single", "between", "all"]
 """Spaces of readable text; see `TextTokenizer.spaces`."""
 
 SplitAt = Literal["whitespace", "spaces", "stripped spaces"]
-"""How text is split into words; see `word_tokenizer`."""
+"""Separators of words; see `word_tokenizer`."""
 
 LONGEST_WORD = 500
-"""Characters between white space that rules of spaCy or subword-nmt split. They take a time that grows with the square of
-this number: a twentieth of a second for so many brackets, 30 seconds for 20,000."""
+"""Maximum number of characters without white space for the rules of spaCy or subword-nmt. Their time grows with its square:
+a twentieth of a second for 500 brackets, 30 seconds for 20,000."""
 
 
 class WordTooLong(TokenizerError):
@@ -44,44 +44,44 @@ class WordTooLong(TokenizerError):
 
 
 _BREAK = re.compile(r"[^\S ]")
-"""White space other than spaces, some of which ends lines or columns."""
+"""White space other than spaces. Some of it ends lines or columns."""
 
 _NO_WORD = "\ufdd0"
-"""Stands for the empty word between two spaces: a code point that Unicode gives no character."""
+"""The empty word between two spaces: a code point that is no character in Unicode."""
 
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """One side's tokenizer. Ids never include bos or eos: those belong to the model, not to the text."""
+    """The tokenizer of one side. Ids never include bos or eos, which belong to the model, not to the text."""
 
     inner: Tokenizer | Pieces
     spacy_language: str | None = None
-    """Split text with spaCy's rules for this language before looking words up."""
+    """Language of spaCy's rules that split text before words are looked up; None for none."""
     before: tuple[int, ...] = ()
-    """Ids that a source begins with, such as its language; `framed` puts them there."""
+    """Ids at the start of a source, such as its language; `framed` sets them."""
     after: tuple[int, ...] = ()
-    """Ids that a source ends with, before the model's eos."""
+    """Ids at the end of a source, before the model's eos."""
     prefix: str = ""
-    """Put before every text."""
+    """Text before every source."""
     skips_special: bool = False
-    """Readable text has none of the vocabulary's special tokens."""
+    """Whether readable text omits the vocabulary's special tokens."""
     spaces: Spaces = "single"
-    """Those of readable text: single ones between words, or those that the vocabulary gives it, without or with those at its
-    ends. The tokenizers of the transformers library differ in it."""
+    """Spaces of readable text: `single` spaces between words, or the vocabulary's spaces `between` words or `all` of them,
+    including those at the ends. The tokenizers of the transformers library differ in this."""
     subwords: Subwords | None = None
-    """Split words into those of a vocabulary of subwords before looking them up."""
+    """Subword codes that split words before they are looked up; None for none."""
 
     @property
     def size(self) -> int:
-        """One more than the largest id."""
+        """The largest id plus 1."""
         return max(self.inner.get_vocab().values(), default=-1) + 1
 
     def encode(self, text: str) -> list[int]:
-        """Ids of raw text.
+        """The ids of raw text.
 
         Raises:
             TokenizerError: a word is not in the vocabulary, which has no unknown token.
-            PanicError: the library stops at this text.
+            PanicError: the library panics on this text.
             WordTooLong: a word is too long to be split.
         """
         text = self.prefix + text
@@ -100,8 +100,8 @@ class TextTokenizer:
             ) from error
 
     def encode_inside(self, text: str) -> list[int]:
-        """Ids of text that stands inside a sentence: `Ġdog`, where `dog` alone begins one. Text that begins with a sign is
-        taken alone.
+        """The ids of text inside a sentence: `Ġdog`, while `dog` would be at its start. Text that starts with a punctuation
+        mark or symbol is encoded alone.
 
         Raises:
             TokenizerError, PanicError, WordTooLong: as `encode`.
@@ -111,14 +111,14 @@ class TextTokenizer:
         if self._looks_words_up or not (is_unspaced or kind == "run"):
             return alone
         before = "." if is_unspaced else "a"
-        with suppress(TokenizerError):  # of a vocabulary that lacks `before`
+        with suppress(TokenizerError):  # a vocabulary that lacks `before`
             first, both = self.encode(before), self.encode(f"{before}{text}" if is_unspaced else f"{before} {text}")
             if len(both) > len(first) and both[: len(first)] == first:
                 return both[len(first) :]
         return alone
 
     def written(self, text: str) -> list[str]:
-        """The part of `text` that each of the ids of `encode` stands for: an unknown word too is what it is."""
+        """The part of `text` for each id of `encode`. An unknown word keeps its text."""
         text = self.prefix + text
         if isinstance(self.inner, Pieces):
             return self.inner.written(text)
@@ -133,21 +133,21 @@ class TextTokenizer:
         return [part.removesuffix(SEPARATOR) for part in parts] if self.subwords else parts
 
     def _words(self, inner: Tokenizer, text: str) -> Any:
-        """What is looked up: all of `text`, or the words that are told apart before."""
+        """The input of the lookup: all of `text`, or its words if they are split before."""
         if self.subwords is not None or self._splits_by_rules:
             longest = max(map(len, text.split()), default=0)
             if longest > LONGEST_WORD:
                 raise WordTooLong(f"{longest:,} characters without white space, at most {LONGEST_WORD:,} can be split")
         words: Any = text if self.spacy_language is None else [word.text for word in self._spacy(text)]
         if self.subwords is not None:
-            normal = inner.normalizer  # of upper case, before words are split
+            normal = inner.normalizer  # lower-cases text before words are split
             words = text.strip("\r\n ").split(" ") if isinstance(words, str) else words
             words = self.subwords.split([normal.normalize_str(word) for word in words] if normal else words)
-            words = " ".join(words).split()  # as toolkits read the line: some control characters are white space then
+            words = " ".join(words).split()  # toolkits also treat some control characters as white space
         return words
 
     def ids(self, tokens: Sequence[str]) -> list[int]:
-        """Ids of tokens as they stand in the vocabulary; others become the unknown token.
+        """The ids of tokens of the vocabulary. Other tokens become the unknown token.
 
         Raises:
             TokenizerError: a token is not in the vocabulary, which has no unknown token.
@@ -155,14 +155,14 @@ class TextTokenizer:
         return [self._id(token) for token in tokens]
 
     def require(self, tokens: Sequence[str]) -> None:
-        """Raises TokenizerError where one of `tokens` is not in the vocabulary, whatever stands for unknown ones."""
+        """Raise TokenizerError if one of `tokens` is not in the vocabulary, even if it has an unknown token."""
         missing = [token for token in tokens if self.inner.token_to_id(token) is None]
         if missing:
             raise TokenizerError(f"the vocabulary has no {missing[0]!r}")
 
     @property
     def unknown_id(self) -> int | None:
-        """The id that stands for all that is not in the vocabulary, if it has one."""
+        """The id of the unknown token, if the vocabulary has one."""
         unknown = self.inner.unknown if isinstance(self.inner, Pieces) else getattr(self.inner.model, "unk_token", None)
         return None if unknown is None else self.inner.token_to_id(unknown)
 
@@ -175,23 +175,23 @@ class TextTokenizer:
         raise TokenizerError(f"the token {token!r} is not in the vocabulary, which has no unknown token. Replace it.")
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        """The vocabulary's own writing of each id."""
+        """The vocabulary's token for each id."""
         return [self.inner.id_to_token(index) or f"<id:{index}>" for index in ids]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Readable text; a word vocabulary joins its words with spaces."""
+        """The readable text of ids. A word vocabulary joins its words with spaces."""
         with telling_of_panics("the output cannot be written as text"):
             text = str(self.inner.decode(list(ids), skip_special_tokens=self.skips_special))
         return text if self.spaces == "all" else text.strip()
 
     def decode_line(self, ids: Sequence[int]) -> str:
-        """Readable text that is one column of one line: without newlines and tabs."""
+        """Readable text for one column of one line, without newlines and tabs."""
         text = self.decode(ids)
         return " ".join(text.split()) if self.spaces == "single" else _BREAK.sub(" ", text)
 
     @cached_property
     def word_parts(self) -> WordParts:
-        """Its tokens that are parts of words. It takes some tenths of a second to find them."""
+        """The tokens that are parts of words. Finding them takes some tenths of a second."""
 
         def decode(several: Sequence[Sequence[int]]) -> list[str]:
             if isinstance(self.inner, Pieces):
@@ -231,25 +231,25 @@ class TextTokenizer:
 
     @classmethod
     def from_inner(cls, inner: Tokenizer | Pieces, *, skips_special: bool, spaces: Spaces = "single") -> TextTokenizer:
-        """A tokenizer that reads text as text, whatever it spells."""
+        """A tokenizer that treats all text as text, even if it spells a special token."""
         read = inner if isinstance(inner, Pieces) else _as_text_reader(inner)
         return cls(read, skips_special=skips_special, spaces=spaces)
 
     def framed(self, before: Iterable[int], after: Iterable[int], prefix: str) -> TextTokenizer:
-        """This tokenizer for sources that have these ids before and after them, and begin with this text."""
+        """A copy for sources with these ids before and after them, and with this text as a prefix."""
         return replace(self, before=tuple(before), after=tuple(after), prefix=prefix)
 
     def with_codes(self, path: Path, *, where: str) -> TextTokenizer:
-        """This tokenizer for text that the codes of subword-nmt in a file split into its words.
+        """A copy that first splits words with the subword-nmt codes of a file.
 
         Args:
-            where: whose tokenizer it is, for messages.
+            where: a description of the tokenizer, for messages.
 
         Raises:
             TokenizerError: the file has no codes, or the tokenizer is not of words.
         """
         if isinstance(self.inner, Pieces) or not isinstance(self.inner.model, models.WordLevel):
-            raise TokenizerError(f"{where} splits text by itself: codes of subword-nmt mean nothing. Leave them out.")
+            raise TokenizerError(f"{where} splits text by itself: codes of subword-nmt have no effect. Leave them out.")
         return replace(self, subwords=Subwords.from_file(path))
 
     @classmethod
@@ -281,14 +281,14 @@ class TextTokenizer:
 
     @property
     def _looks_words_up(self) -> bool:
-        """Whether words are told apart before, so that they are the same anywhere."""
+        """Whether text is split into words before the lookup, so that a word has the same ids anywhere."""
         if self.spacy_language is not None or self.subwords is not None:
             return True
         return not isinstance(self.inner, Pieces) and isinstance(self.inner.model, models.WordLevel)
 
     @cached_property
     def _splits_by_rules(self) -> bool:
-        """Whether spaCy's general rules split text, and not a splitter of one language, such as Chinese."""
+        """Whether spaCy's general rules split text, rather than the splitter of a language such as Chinese."""
         return self.spacy_language is not None and type(self._spacy).__module__ == "spacy.tokenizer"
 
     @cached_property
@@ -306,15 +306,15 @@ def word_tokenizer(
     split_at: SplitAt = "whitespace",
     hidden: Sequence[str] = (),
 ) -> TextTokenizer:
-    """A tokenizer that looks whole words up, from words and their ids.
+    """A tokenizer that looks up whole words, from words and their ids.
 
     Args:
-        unknown: stands for all other words.
-        joins: readable text has the subwords of subword-nmt joined, where the words are such: `ab@@ c` is `abc`.
-        split_at: what stands between words. Spaces are U+0020 alone, other whitespace is part of a word, and between two
-            spaces there is a word that no vocabulary has; those at the end of text, and at its beginning where they are
-            `stripped`, are none.
-        hidden: words that readable text leaves out.
+        unknown: the word that stands for all other words.
+        joins: whether readable text joins the subwords of subword-nmt, if the words are subwords: `ab@@ c` is `abc`.
+        split_at: the separators of words. For `spaces`, only U+0020 separates words, other white space is part of a word,
+            and between two spaces there is an unknown word. Spaces at the end of text, and with `stripped spaces` also at
+            its start, make no word.
+        hidden: words that readable text omits.
     """
     unknown = unknown or next((name for name in SPECIAL_NAMES["unk"] if name in words), None)
     inner = Tokenizer(models.WordLevel(dict(words), unk_token=unknown or "<unk>"))
@@ -337,7 +337,7 @@ def word_tokenizer(
 
 
 def _as_text_reader(inner: Tokenizer) -> Tokenizer:
-    """Text that spells a special token is text: it must not become one; nor is text cut or padded behind our back."""
+    """Make the library treat text that spells a special token as text, and disable its truncation and padding."""
     inner.encode_special_tokens = True
     inner.no_truncation()
     inner.no_padding()

@@ -1,4 +1,4 @@
-"""Vocabulary files of every form: which words or pieces they have, and the tokenizer that these make."""
+"""Vocabulary files of all formats: their words or pieces, and the tokenizers made from them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ FAIRSEQ_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 def read_vocabulary(
     path: Path, *, lowercase: bool = False, spacy_language: str | None = None, unk_id: int | None = None
 ) -> TextTokenizer:
-    """Read a vocabulary file: a `tokenizer.json`, a JSON list or dict of words, a YAML dict, one word a line, fairseq's
-    dictionary, or a SentencePiece model (.spm, .model), whose pieces have the ids that it gives them.
+    """Read a vocabulary file: a `tokenizer.json`, a JSON list or dict of words, a YAML dict, one word per line, fairseq's
+    dictionary, or a SentencePiece model (.spm, .model) with its own ids.
 
-    Words are looked up in text split at whitespace, or by spaCy's rules. `lowercase` and `unk_id`, the
-    id of the unknown word where its name does not tell, apply to word vocabularies.
+    Text is split into words at whitespace, or by spaCy's rules. `lowercase` and `unk_id` apply to word vocabularies;
+    `unk_id` is the id of the unknown word, if its name does not identify it.
 
     Raises:
-        TokenizerError: the file is none of these.
-        RuntimeUnavailable: a library that it needs is not installed, or spaCy does not know the language.
+        TokenizerError: the file has none of these formats.
+        RuntimeUnavailable: a required library is not installed, or spaCy does not support the language.
     """
     is_pieces = path.suffix in (".spm", ".model")
     content = None if is_pieces else _content(path)
@@ -42,29 +42,29 @@ def read_vocabulary(
     words = _word_ids(content, path)
     try:
         unknown = next((word for word, index in words.items() if index == unk_id), None)
-        # fairseq writes text without its bos, which is a word like others to its models.
+        # fairseq writes text without its bos, which is a normal word to its models.
         hidden = FAIRSEQ_SPECIALS[:1] if isinstance(content, _Dictionary) else ()
         tokenizer = word_tokenizer(
             words, lowercase=lowercase, spacy_language=spacy_language, unknown=unknown, hidden=hidden
         )
-        tokenizer.encode("")  # a spaCy language that does not exist is better told now than at the first sentence
+        tokenizer.encode("")  # reports an unknown spaCy language now, not at the first sentence
         return tokenizer
-    except TypeError:  # a lone surrogate, which JSON can spell
+    except TypeError:  # a lone surrogate, which JSON can contain
         raise TokenizerError(f"{path} is not a vocabulary: a word is not valid Unicode. Correct it.") from None
 
 
 def vocabulary_words(path: Path) -> dict[str, int]:
-    """The words and ids of a vocabulary file that is no tokenizer.
+    """The words and ids of a vocabulary file that is not a tokenizer.
 
     Raises:
         TokenizerError: the file is not such a vocabulary.
-        RuntimeUnavailable: it is YAML, and PyYAML is not installed.
+        RuntimeUnavailable: the file is YAML, and PyYAML is not installed.
     """
     return _word_ids(_content(path), path)
 
 
 def _content(path: Path) -> Any:
-    """What a vocabulary file of text holds: values of JSON, the words and ids of YAML, or its lines."""
+    """The content of a text vocabulary: JSON values, the words and ids of YAML, or lines."""
     if path.suffix in (".yml", ".yaml"):
         return read_words(read_yaml_file(path, TokenizerError), str(path))
     try:
@@ -104,9 +104,10 @@ class _Dictionary(dict[str, int]):
 
 
 def _counted(lines: list[str], path: Path) -> _Dictionary:
-    """The words of fairseq's `dict.xx.txt`: a word and its count a line, after special tokens that it leaves out.
+    """The words of fairseq's `dict.xx.txt`, which has a word and its count per line, after the special tokens.
 
-    Empty where a line has no count. `#fairseq:overwrite` lets a word that was there before have this place.
+    The file omits the special tokens. The result is empty if a line has no count. With `#fairseq:overwrite`, an earlier word
+    moves to this line's id.
     """
     found = [_COUNTED.fullmatch(line.rstrip()) for line in lines]
     words = _Dictionary({word: index for index, word in enumerate(FAIRSEQ_SPECIALS)})

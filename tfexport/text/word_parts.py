@@ -1,4 +1,4 @@
-"""Where words begin and end: by characters, and by the tokens of a vocabulary."""
+"""The boundaries of words: by characters, and by the tokens of a vocabulary."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "BOPOMOFO", "TIBETAN")
-"""How Unicode names letters of scripts that put no spaces between words: each is a word of its own."""
+"""Unicode names of scripts without spaces between words. Each of their letters is a word."""
 
 Kind = Literal["space", "mark", "run", "alone"]
 
 
 def kind_of(character: str) -> Kind:
-    """What a character is in a word: white space, a mark on the character before, part of a run, or a word of its own."""
+    """The role of a character: white space, a mark on the character before, part of a run, or a word of its own."""
     if character.isspace():
         return "space"
     if unicodedata.category(character)[0] == "M":
@@ -34,9 +34,9 @@ class WordParts:
     """The tokens of a vocabulary that are parts of words, as its decoder writes them."""
 
     continuing: tuple[int, ...] = ()
-    """Ids whose letters or digits continue the word before, such as `ing` beside `▁going`."""
+    """Ids whose letters or digits continue the word before, such as `ing` as opposed to `▁going`."""
     unfinished: tuple[int, ...] = ()
-    """Ids whose word goes on with the next token, such as `go@@`."""
+    """Ids whose word continues with the next token, such as `go@@`."""
 
     @cached_property
     def continuing_ids(self) -> NDArray[np.int64]:
@@ -47,16 +47,16 @@ class WordParts:
 
     @cached_property
     def unfinished_ids(self) -> frozenset[int]:
-        """`unfinished`, to look ids up."""
+        """`unfinished` as a set, for lookups."""
         return frozenset(self.unfinished)
 
 
 Decode = Callable[[Sequence[Sequence[int]]], list[str]]
-"""The texts of several sequences of ids."""
+"""Function that returns the texts of several sequences of ids."""
 
 
 def word_parts(decode: Decode, size: int) -> WordParts:
-    """The parts of words among the ids below `size`, found by decoding each beside a token that is a word."""
+    """The parts of words among the ids below `size`, found by decoding each next to a token that is a word."""
     ids = range(size)
     alone = decode([[index] for index in ids])
     doubled = decode([[index, index] for index in ids])

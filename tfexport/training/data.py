@@ -1,4 +1,4 @@
-"""Parallel text to batches of ids for training."""
+"""Conversion of parallel text to batches of ids for training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfexport.system.regular_files import read_bytes
 from tfexport.text.tokenizers import TextTokenizer, WordTooLong
 
 POOL_BATCHES = 100
-"""Batches whose sentences are sorted together: enough to waste little padding, few enough to keep batches random."""
+"""Number of batches whose sentences are sorted together: enough to save padding, few enough to keep batches random."""
 
 
 class TextPair(NamedTuple):
@@ -28,7 +28,7 @@ class TextPair(NamedTuple):
 
 
 class IdPair(NamedTuple):
-    """Ids as the model reads them: the source with its bos/eos, the target with bos and eos."""
+    """Ids as the model reads them: the source with its bos or eos, the target with bos and eos."""
 
     source: list[int]
     target: list[int]
@@ -38,7 +38,7 @@ def read_parallel(source: Path, target: Path) -> list[TextPair]:
     """Read two files whose lines translate each other.
 
     Raises:
-        TfexportError: a file cannot be read as UTF-8, or they have different numbers of lines.
+        TfexportError: a file cannot be read as UTF-8, or the files have different numbers of lines.
     """
     sides = [_read_lines(source), _read_lines(target)]
     if len(sides[0]) != len(sides[1]):
@@ -65,10 +65,10 @@ def read_tsv(path: Path) -> list[TextPair]:
 
 
 def read_either(source: Path | None, target: Path | None, tsv: Path | None, flags: str) -> list[TextPair]:
-    """Read two parallel files or one TSV file, whichever was given.
+    """Read either two parallel files or one TSV file.
 
     Raises:
-        TfexportError: not exactly one of them was given, or it cannot be read.
+        TfexportError: both or neither are given, or a file cannot be read.
     """
     if tsv is not None and source is None and target is None:
         return read_tsv(tsv)
@@ -79,7 +79,7 @@ def read_either(source: Path | None, target: Path | None, tsv: Path | None, flag
 
 def _read_lines(path: Path) -> list[str]:
     try:
-        # Not splitlines(): it also splits at characters that may stand inside a sentence, such as U+2028.
+        # Not splitlines(): it also splits at characters that a sentence may contain, such as U+2028.
         text = read_bytes(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise TfexportError(f"cannot read {path}: {error}. Give a UTF-8 text file.") from error
@@ -89,19 +89,19 @@ def _read_lines(path: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Pairs ready for training, and how many had to stay out."""
+    """Pairs for training, with the numbers of omitted pairs."""
 
     pairs: list[IdPair]
     empty: int
     too_long: int
-    """Also those with a word that is too long to be split."""
+    """Number of pairs that are too long, including those with a word that is too long to be split."""
 
 
 def encode_pairs(
     texts: Sequence[TextPair], source: TextTokenizer, target: TextTokenizer, config: ModelConfig
 ) -> Encoded:
-    """Encode `texts`, leaving out pairs with an empty side, longer than the model's positions, or with a word that is too
-    long to be split (`WordTooLong`)."""
+    """Encode `texts`. Pairs are omitted if a side is empty or longer than the model's positions, or if a word is too long to
+    be split (`WordTooLong`)."""
     pairs, empty, too_long = [], 0, 0
     for text in texts:
         try:
@@ -141,10 +141,10 @@ class PairDataset(Dataset[IdPair]):
 
 
 class TokenBatches(Sampler[list[int]]):
-    """Batches of about `max_tokens` tokens of the longer side, padding included, of pairs of like length.
+    """Batches of pairs of similar length, with about `max_tokens` tokens of the longer side, padding included.
 
-    Batches come in random order, or the pairs in their own order where `seed` is None. The order depends on the seed
-    alone, so that a resumed training sees what an uninterrupted one would have seen.
+    The batches are in random order, or the pairs are in their own order if `seed` is None. The order depends only on the
+    seed, so that a resumed training sees the same batches as an uninterrupted one.
     """
 
     def __init__(self, pairs: Sequence[IdPair], max_tokens: int, seed: Sequence[int] | None):
@@ -177,7 +177,7 @@ class TokenBatches(Sampler[list[int]]):
 def loader(
     pairs: Sequence[IdPair], config: ModelConfig, *, max_tokens: int, seed: Sequence[int] | None
 ) -> DataLoader[IdPair]:
-    """A DataLoader of `Batch`es, shuffled by `seed` or in order."""
+    """A DataLoader of `Batch`es, shuffled by `seed`, or in order if it is None."""
 
     def collate(items: list[IdPair]) -> Batch:
         sides = [pad(side, config.pad_id) for side in zip(*items, strict=True)]

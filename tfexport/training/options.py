@@ -13,7 +13,7 @@ _TEXT, _MODEL = "Text", "Model and vocabulary"
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusOptions(Options):
-    """Parallel text, as two files or as one with tabs."""
+    """Parallel text, in two files or in one file with tabs."""
 
     src: Path | None = option(None, help="Source text, one sentence per line.", panel=_TEXT)
     tgt: Path | None = option(None, help="Target text, one sentence per line.", panel=_TEXT)
@@ -25,7 +25,7 @@ class CorpusOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(Options):
-    """How to train; the schedule is the paper's (section 5.3)."""
+    """Options of a training; the schedule is that of the paper (section 5.3)."""
 
     preset: Literal["tiny", "small", "base"] = option(
         "small", help="Model size; base is the base model of the paper.", panel=_MODEL
@@ -45,7 +45,7 @@ class TrainOptions(Options):
         1024, minimum=1, flag="--batch-tokens", help="Size of a batch in tokens, padding included."
     )
     max_length: int = option(128, minimum=2, help="Number of positions; longer pairs are skipped.")
-    """Number of layers of the encoder and of the decoder."""
+    """Number of layers in the encoder and in the decoder."""
     label_smoothing: float = option(0.1, flag="", help="Label smoothing (section 5.4 of the paper).")
     ema_decay: float = option(
         0.999, flag="", help="Decay per step of the averaged weights, which are validated and saved."

@@ -1,4 +1,4 @@
-"""What a training keeps on disk after every epoch, so that it may be ended at any moment."""
+"""The files that a training writes after every epoch, so that it may be interrupted at any time."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tfexport.system.atomic_files import whole_file
 
 
 class WholeCheckpoints(TorchCheckpointIO):
-    """Writes a checkpoint beside its place first.
+    """Writes checkpoints atomically, first to a file next to their place.
 
-    Lightning's own writer uses the folder of temporary files, and copies from there where that is another file system: a
-    process killed while it copies has lost the checkpoint before, too.
+    Lightning's own writer uses the folder of temporary files, and copies from there if that is another file system. A
+    process that is killed during the copy also loses the previous checkpoint.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Raises OSError where it cannot be written; the earlier one stays."""
-        content = io.BytesIO()  # PyTorch's writer tells of a full disk as a fault of its own
+        """Raises OSError if the checkpoint cannot be written; the previous one stays."""
+        content = io.BytesIO()  # PyTorch's writer reports a full disk as an internal error
         torch.save(checkpoint, content)
         with whole_file(Path(path)) as file:
             file.write(content.getbuffer())
@@ -32,8 +32,8 @@ class WholeCheckpoints(TorchCheckpointIO):
 class Measurements(lightning.Callback):
     """A CSV file with a row for each epoch.
 
-    The rows are part of the checkpoint, and the file is written anew from them: after any interruption no epoch is missing
-    and none is there twice.
+    The rows are part of the checkpoint, and the file is rewritten from them. After any interruption, no epoch is missing or
+    repeated.
     """
 
     def __init__(self, path: Path):
@@ -47,7 +47,7 @@ class Measurements(lightning.Callback):
         self.rows = list(state_dict["rows"])
 
     def on_train_start(self, trainer: lightning.Trainer, _: lightning.LightningModule) -> None:
-        self._write()  # without an epoch that ended and has no checkpoint
+        self._write()  # removes an epoch that ended without a checkpoint
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, _: lightning.LightningModule) -> None:
         measured = {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}

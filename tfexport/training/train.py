@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """A model size with a schedule that suits it."""
+    """A model size with a suitable schedule."""
 
     d_model: int
     n_heads: int
@@ -58,7 +58,7 @@ class Preset:
 
 
 PRESETS = {
-    # For trying things out: seconds an epoch.
+    # For experiments: seconds per epoch.
     "tiny": Preset(
         d_model=64, n_heads=4, d_ff=128, n_layers=2, dropout=0.1, norm_first=True, vocab_size=2000, warmup=400,
         lr_factor=1.0,
@@ -141,7 +141,7 @@ class TranslationTask(lightning.LightningModule):
         return F.cross_entropy(logits[real].float(), batch.tgt_ids[:, 1:][real], label_smoothing=smoothing)
 
     def on_train_batch_start(self, *_: object) -> None:
-        # Each step draws its dropout from its own seed: a resumed training repeats an uninterrupted one.
+        # Each step has its own seed for dropout, so that a resumed training equals an uninterrupted one.
         torch.manual_seed(self._options.seed * 1_000_003 + self.global_step)
 
     def training_step(self, batch: Batch, _: int) -> Tensor:
@@ -179,7 +179,7 @@ class TranslationTask(lightning.LightningModule):
 
     def configure_optimizers(self) -> Any:
         preset = PRESETS[self._options.preset]
-        # The paper's Adam; the rate itself is the schedule's.
+        # The paper's Adam; the schedule sets the learning rate.
         optimizer = torch.optim.Adam(self.model.parameters(), lr=preset.lr_factor, betas=(0.9, 0.98), eps=1e-9)
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: noam_factor(step + 1, preset.d_model, preset.warmup)
@@ -188,7 +188,7 @@ class TranslationTask(lightning.LightningModule):
 
 
 class ParallelText(lightning.LightningDataModule):
-    """The batches; built anew each epoch, from the seed and the epoch's number alone."""
+    """The batches. They are rebuilt in each epoch, only from the seed and the number of the epoch."""
 
     def __init__(self, train: list[IdPair], validation: list[IdPair], config: ModelConfig, options: TrainOptions):
         super().__init__()
@@ -207,13 +207,13 @@ class ParallelText(lightning.LightningDataModule):
 def train(
     texts: list[TextPair], validation: list[TextPair], directory: Path, options: TrainOptions, *, resume: bool = False
 ) -> Path:
-    """Train into `directory` and return the model of the best validation BLEU, `directory/model.safetensors`.
+    """Train into `directory` and return the model with the best validation BLEU, `directory/model.safetensors`.
 
-    `directory` also keeps the state to resume from (`last.ckpt`) and a row of measurements for each epoch (`metrics.csv`).
-    The process may be ended at any moment: every file is whole, and resuming gives what an uninterrupted training gives.
+    `directory` also contains the state to resume from (`last.ckpt`) and a row of measurements per epoch (`metrics.csv`). The
+    process may be killed at any time: every file is complete, and a resumed training has the result of an uninterrupted one.
 
     Raises:
-        TfexportError: there is nothing to train on, the files cannot be written, or `directory` holds another training.
+        TfexportError: the text is empty, the files cannot be written, or `directory` contains another training.
         KeyboardInterrupt, SystemExit: the training was interrupted; the best epoch so far is kept.
     """
     for chatty in ("lightning.pytorch", "lightning.fabric"):
@@ -224,14 +224,14 @@ def train(
             return _train(texts, validation, directory, options, resume=resume)
     except OSError as error:
         raise TfexportError(
-            f"cannot write the training in {directory}: {error.strerror or error}. What is there is whole: make room or the "
-            "folder writable, and go on with --resume."
+            f"cannot write the training in {directory}: {error.strerror or error}. Its files are complete: make room or the "
+            "folder writable, and continue with --resume."
         ) from error
 
 
 @contextmanager
 def _alone_in(directory: Path) -> Iterator[None]:
-    """Two trainings would write each other's files."""
+    """Lock the folder: two trainings would overwrite each other's files."""
     lock = None
     try:
         lock = lock_folder(directory)
@@ -253,12 +253,12 @@ def _train(
 ) -> Path:
     last, model = directory / "last.ckpt", directory / "model.safetensors"
     if resume and not last.exists():
-        log.warning("note: there is no %s to go on with: beginning with the first epoch", last)
+        log.warning("note: there is no %s to resume from: beginning with the first epoch", last)
         resume = False
     if not resume and last.exists():
-        raise TfexportError(f"{directory} already holds a training. Continue it with --resume, or give another -o.")
+        raise TfexportError(f"{directory} already contains a training. Continue it with --resume, or give another -o.")
     if not resume and model.exists():
-        raise TfexportError(f"{directory} already holds a model, whose training is gone. Move it, or give another -o.")
+        raise TfexportError(f"{directory} already contains a model without its training. Move it, or give another -o.")
     _remember_run(directory, texts, validation, options, resume=resume)
 
     tokenizers = build_tokenizers(texts, options)
@@ -283,8 +283,8 @@ def _train(
             f"cannot train with these options: {error}. Change --precision or --accelerator."
         ) from error
     with warnings.catch_warnings():
-        # Of no use to the reader: lists in memory need no loader workers, the folder is meant to have files, and Lightning
-        # uses what PyTorch deprecates.
+        # Warnings without use for the user: lists in memory need no loader workers, the folder has files on purpose, and
+        # Lightning uses deprecated parts of PyTorch.
         for noise in ("many workers", "exists and is not empty", "LeafSpec"):
             warnings.filterwarnings("ignore", f".*{noise}.*")
         data = ParallelText(pairs, held_out, config, options)
@@ -294,15 +294,15 @@ def _train(
         except (KeyboardInterrupt, SystemExit) as interruption:
             if last.exists():
                 _save_best(model, config, tokenizers, options)
-                log.warning("the best epoch so far is in %s; go on with --resume", model)
+                log.warning("the best epoch so far is in %s; continue with --resume", model)
             else:
-                log.warning("interrupted before the first epoch was done; begin again with the same command")
+                log.warning("interrupted before the end of the first epoch; start again with the same command")
             raise _as_it_was_sent(interruption) from None
     return model
 
 
 def _as_it_was_sent(interruption: BaseException) -> BaseException:
-    """What ended the training, before Lightning made something else of it."""
+    """The exception that ended the training, before Lightning replaced it."""
     if isinstance(interruption, SIGTERMException):
         return SystemExit(128 + signal.SIGTERM)
     if isinstance(interruption, SystemExit) and interruption.code == 1:
@@ -330,11 +330,11 @@ def _trainer(options: TrainOptions, callbacks: list[Any], on_terminal: bool) -> 
 def _remember_run(
     directory: Path, texts: list[TextPair], validation: list[TextPair], options: TrainOptions, *, resume: bool
 ) -> None:
-    """Write down what is trained on and how, or on resuming make sure that it is the same.
+    """Record the text and options of a training, or check them when it is resumed.
 
-    Other text gives another vocabulary, which would silently scramble the embeddings; Lightning's state names its folder.
+    Other text gives another vocabulary, which would silently scramble the embeddings. Lightning's state contains its folder.
     """
-    free = ("epochs", "accelerator", "weights")  # may change from start to start
+    free = ("epochs", "accelerator", "weights")  # may change when the training is resumed
     told = {name: value for name, value in asdict(options).items() if name not in free}
     data = hashlib.sha256(json.dumps([texts, validation]).encode()).hexdigest()
     run = {"options": told, "data": data, "directory": str(directory.resolve())}
@@ -349,12 +349,14 @@ def _remember_run(
         changed = [name for name in told if before["options"].get(name) != told[name]]
         changed += ["text"] * (before["data"] != data)
         moved = before["directory"] != run["directory"]
-    except Exception as error:  # a damaged file can be wrong in any way
+    except Exception as error:  # a damaged file may raise any error
         raise TfexportError(
             f"the training in {directory} cannot be resumed: {error}. Start again elsewhere."
         ) from error
     if changed:
-        raise TfexportError(f"{directory} was trained with other {', '.join(changed)}. Resume with what it began with.")
+        raise TfexportError(
+            f"{directory} was trained with other {', '.join(changed)}. Resume with the original values."
+        )
     if moved:
         raise TfexportError(f"this training began in {before['directory']}. Move the folder back to resume it.")
 

@@ -1,4 +1,4 @@
-"""Vocabularies learnt from text: of words, or of byte-level BPE."""
+"""Vocabularies learnt from text: words, or byte-level BPE."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from tfexport.text.tokenizers import TextTokenizer, word_tokenizer
 
 BPE_SPECIALS = ("<unk>", "<pad>", "<s>", "</s>")
-"""Ids 0 to 3 of a vocabulary that we train."""
+"""Ids 0 to 3 of a trained vocabulary."""
 
 
 def train_words(
     texts: Iterable[str], *, min_frequency: int = 2, vocab_size: int = 50_000, lowercase: bool = False
 ) -> TextTokenizer:
-    """A word vocabulary of the words that `texts`, split at whitespace, hold at least `min_frequency` times."""
+    """A vocabulary of the words that occur at least `min_frequency` times in `texts`, split at whitespace."""
     lower = normalizers.Lowercase().normalize_str if lowercase else str  # as the tokenizer does it
     counts = Counter(word for text in texts for word in lower(text).split())
     frequent = [word for word, count in counts.items() if count >= min_frequency and word not in BPE_SPECIALS]
@@ -26,7 +26,7 @@ def train_words(
 
 
 def train_bpe(texts: Iterable[str], *, vocab_size: int, lowercase: bool = False) -> TextTokenizer:
-    """A byte-level BPE vocabulary (Sennrich et al. 2016): it has no unknown text and gives back exactly what it read."""
+    """A byte-level BPE vocabulary (Sennrich et al. 2016). It has no unknown text and restores the exact input."""
     inner = Tokenizer(models.BPE())
     steps = [normalizers.NFC(), *([normalizers.Lowercase()] if lowercase else [])]
     inner.normalizer = normalizers.Sequence(steps)

@@ -68,6 +68,25 @@ def test_a_device_that_searches_ahead_waits_once_in_eight_steps() -> None:
     assert failures([{**row, "ahead": False}]) == []
 
 
+def test_a_greedy_step_of_the_base_model_has_a_limit_of_its_own() -> None:
+    row = {**counted(), "model": "base", "beam": 1, "ahead": True}
+    row["second"]["step"] = {**row["second"]["step"], "kernels": 2 * 121}
+    (failure,) = failures([row])
+    assert failure == "base fp16 beam 1: nodes a step: 121 is more than 120"
+    assert failures([{**row, "beam": 4}]) == failures([{**row, "precision": "fp32"}]) == []
+    row["second"]["step"]["kernels"] = 2 * 161
+    assert len(failures([{**row, "beam": 4}])) == 1
+    assert failures([{**row, "ahead": False}]) == []
+
+
+def test_waits_in_text_have_a_limit_where_the_device_searches_ahead() -> None:
+    row = {**counted(), "text": {"lines": 1000, "steps": 100, "total": {"waits": 26, "recordings": 1}}}
+    assert failures([row]) == []
+    (failure,) = failures([{**row, "ahead": True}])
+    assert failure == "tiny fp16 beam 4: waits a step, text: 0.26 is more than 0.25"
+    assert failures([{**row, "ahead": True, "text": {**row["text"], "lines": 64}}]) == []
+
+
 def a_step(nodes: int, **changes: Any) -> dict[str, Any]:
     counts = {"kernels": nodes, "on_device": 0, "fills": 0, "to_device": 0, "to_host": 0}
     row = {"model": "base", "precision": "fp16", "dialect": "ort-cuda", "role": "decoder_step", "batch": 1}
@@ -104,7 +123,12 @@ def test_a_step_takes_its_launches_and_what_is_larger_than_one() -> None:
 
 def test_the_model_of_steps_has_a_row_for_each_search_batch_and_engine() -> None:
     roles = {"ort-cuda": ("decoder_step", "beam_step"), "onnx24-lengths": ("decoder_step",)}
-    steps = [
+    searches = [
+        a_step(nodes, dialect="onnx24", role=role, batch=batch)
+        for role, nodes in (("greedy_search", 4), ("beam_search", 17))
+        for batch in step_model.BATCHES
+    ]
+    steps = searches + [
         a_step(100, dialect=dialect, role=role, batch=batch)
         for dialect, some in roles.items()
         for role in some
@@ -113,4 +137,6 @@ def test_the_model_of_steps_has_a_row_for_each_search_batch_and_engine() -> None
     head, rows = step_model.table(steps)
     assert len(rows) == 2 * 3 * 3
     assert {len(row) for row in rows} == {len(head)}
-    assert [row[3] for row in rows if row[0] == "beam 4" and row[2] == "onnx24-lengths"] == ["101"] * 3
+    launches = {(row[0], row[2]): row[3] for row in rows}
+    assert launches["beam 4", "onnx24-lengths"] == "101"
+    assert (launches["greedy", "ort-cuda"], launches["beam 4", "ort-cuda"]) == ("104", "117"), "with the search"

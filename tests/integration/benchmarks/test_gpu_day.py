@@ -144,6 +144,21 @@ def test_a_rehearsal_gives_its_stages_the_stand_ins_and_no_library_of_the_machin
     assert given["LD_LIBRARY_PATH"].split(":")[0] == "/real"
 
 
+@pytest.mark.usefixtures("no_stand_ins")
+def test_a_pack_for_another_python_stops_a_day_and_no_rehearsal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    began: list[object] = []
+    monkeypatch.setattr(command.runner, "run", lambda *_, **__: not began.append(None))
+    (tmp_path / "pack.json").write_text(json.dumps({"python": "3.4", "parts": []}))
+    words = ["--pack", str(tmp_path), "--results", str(tmp_path)]
+    assert command.main(words) == 2
+    assert not began
+    assert command.main(["--rehearse", *words]) == 0
+    assert len(began) == 1
+    assert "note: the packages of this machine are rehearsed, and no pack: the pack in" in capsys.readouterr().out
+
+
 def test_what_nobody_can_watch_is_done_and_said_to_be_unseen() -> None:
     done: list[int] = []
     seen = watch(lambda: done.append(1))

@@ -225,7 +225,7 @@ def test_a_runtime_decodes_with_the_dialect_that_the_bundle_names(own_bundle: Pa
     assert kinds == ["OrtCpuRuntime", "LoopRuntime"]
     manifest["runtimes"]["ort-cpu"]["float32"] = "onnx25"
     write_manifest(own_bundle, manifest)
-    with pytest.raises(BundleError, match=r"manifest\.json cannot be read: .*onnx25.* are no dialects"):
+    with pytest.raises(BundleError, match=r"manifest\.json cannot be read: .*onnx25.* are not dialects"):
         open_bundle(own_bundle)
 
 
@@ -326,9 +326,7 @@ def test_a_missing_file_is_seen(own_bundle: Path, name: str) -> None:
 def test_another_format_is_refused(own_bundle: Path, other: object) -> None:
     # Whatever else another format has: the number is looked at first.
     write_manifest(own_bundle, {"format": other, "parts": []})
-    message = (
-        rf"is of bundle format {re.escape(repr(other))}, this version reads {FORMAT}\. Export the checkpoint again"
-    )
+    message = rf"has bundle format {re.escape(repr(other))}, this version reads {FORMAT}\. Export the checkpoint again"
     with pytest.raises(BundleError, match=message):
         open_bundle(own_bundle)
 
@@ -623,7 +621,9 @@ def test_engines_that_cannot_be_built_leave_the_bundle_as_it_was(own_bundle: Pat
 def test_what_else_lies_in_a_bundle_is_not_lost_to_a_build(own_bundle: Path) -> None:
     (own_bundle / "NOTES.txt").write_text("mine")
     before = content(own_bundle)
-    with pytest.raises(BundleError, match=r"holds files that are not the bundle's: NOTES\.txt\. Move them elsewhere"):
+    with pytest.raises(
+        BundleError, match=r"contains files that are not the bundle's: NOTES\.txt\. Move them elsewhere"
+    ):
         put_engines(own_bundle, {"one.engine": b"1"})
     assert content(own_bundle) == before
 
@@ -641,7 +641,7 @@ def test_of_two_builds_at_once_the_second_is_told(own_bundle: Path) -> None:
                 (other / "fast.engine").write_bytes(b"fast")
                 others.append(engine("fast.engine"))
 
-    with pytest.raises(BundleError, match="was changed by another program meanwhile"):
+    with pytest.raises(BundleError, match="was changed by another program during the build"):
         slow()
     assert [e.file for e in open_bundle(own_bundle).engines] == ["fast.engine"]
 

@@ -126,10 +126,10 @@ def test_a_bundle_that_is_replaced_before_it_is_loaded_is_not_decoded_from(
         open_bundle(own_bundle)
         watch.loaded()
         replace(own_bundle, other_bundle)
-        with pytest.raises(BundleError, match="replaced while it was loaded"):
+        with pytest.raises(BundleError, match="replaced while it was being loaded"):
             watch.loaded()
         shutil.rmtree(own_bundle)
-        with pytest.raises(BundleError, match="replaced while it was loaded"):
+        with pytest.raises(BundleError, match="replaced while it was being loaded"):
             watch.loaded()
         assert list(watch.over(iter([1, 2]))) == [1, 2]
 

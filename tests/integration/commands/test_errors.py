@@ -76,7 +76,7 @@ from tfexport.errors import BundleError
             "--plan-for replaces --cache and --max-source. Give one of them",
         ),
         (["build", "{bundle}", "--plan-for", "-", "--max-source", "128"], "--plan-for replaces --cache"),
-        (["build", "{bundle}", "--precision", "fp16,int8"], "engines have no int8"),
+        (["build", "{bundle}", "--precision", "fp16,int8"], "engines do not support int8"),
         (["triton", "missing", "-o", "models"], "missing is not a bundle"),
         (["triton", "{bundle}", "-o", "models", "--runtime", "nosuch"], "no runtime 'nosuch' in this version"),
         (["triton", "{bundle}", "-o", "models", "--runtime", "tensorrt"], "Build them with `tfexport build`"),

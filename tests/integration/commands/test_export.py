@@ -118,7 +118,7 @@ def test_a_json_file_beside_that_is_no_configuration_is_left_alone_and_named(run
     here.with_suffix(".json").write_text('["a", "vocabulary"]')
     outcome = run("inspect", here, "--json")
     assert outcome.code == 0
-    assert outcome.stderr.startswith(f"note: not using the file beside the checkpoint: {here.with_suffix('.json')}")
+    assert outcome.stderr.startswith(f"note: not using the file next to the checkpoint: {here.with_suffix('.json')}")
     assert "n_heads" in json.loads(outcome.stdout)["missing"]
 
 

@@ -98,4 +98,4 @@ def test_a_line_without_an_end_is_marked_and_ends_the_run(
     done = run("decode", tiny_bundle, "/dev/zero", "--workers", "1")
     assert (done.code, done.stdout) == (2, "\n")
     assert "line 1: too_long: more than" in done.stderr
-    assert "error: line 1 of /dev/zero goes on after 2 MiB." in done.stderr
+    assert "error: line 1 of /dev/zero has more than 2 MiB." in done.stderr

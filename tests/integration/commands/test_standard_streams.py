@@ -170,10 +170,10 @@ def test_paths_that_are_not_utf8_are_used_or_refused(
     assert decoded.code == 0
     assert (folder / "out").read_text(encoding="utf-8") == wanted_text(tiny_checkpoint)
     exported = run("export", folder / "tiny.pt", *tiny_checkpoint.flags)
-    assert "is not UTF-8, and ONNX Runtime takes no other. Rename it" in last_error(exported)
+    assert "is not UTF-8, which ONNX Runtime requires. Rename it" in last_error(exported)
     shutil.copytree(tiny_bundle, folder / "bundle")
     for command in ("decode", "parity"):
-        assert "is not UTF-8, and ONNX Runtime takes no other. Rename it" in last_error(run(command, folder / "bundle"))
+        assert "is not UTF-8, which ONNX Runtime requires. Rename it" in last_error(run(command, folder / "bundle"))
 
 
 def test_memory_that_runs_out_is_not_a_missing_library(

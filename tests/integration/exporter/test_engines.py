@@ -321,7 +321,7 @@ def of_open_length(model: onnx.ModelProto) -> None:
     ("change", "message"),
     [
         (without_mask, r"Attention_1 has no mask: it would attend to padding"),
-        (with_own_cache, r"Attention_1 keeps its own cache, which TensorRT refuses"),
+        (with_own_cache, r"Attention_1 keeps its own cache, which TensorRT rejects"),
         (copied_after_writing, r"past\.0\.key is not written in place"),
         (gathered_before_writing, r"past\.0\.key is not written in place"),
         (read_beside_writing, r"past\.0\.key is not written in place"),

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,12 @@ from tests.support.tiny import SRC_VOCAB
 
 pytest.importorskip("ray.data", reason="Ray Data is not installed: pip install 'tfexport[ray]'")
 import pyarrow as pa
+import ray
 from pyarrow import parquet
+from ray.exceptions import RayError
+
+from tfexport.errors import TfexportError
+from tfexport.scale.run import connect
 
 pytestmark = pytest.mark.thorough
 
@@ -29,9 +35,17 @@ ENVIRONMENT = {
 
 
 def corpus(bundle: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tfexport", "corpus", str(bundle), *map(str, arguments)]
-    options = ["--actors", "2", "--rows-per-shard", "64", "--max-length", "12"]
-    return subprocess.run([*command, *options], env=ENVIRONMENT, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    return run("corpus", bundle, *arguments, "--max-length", "12")
+
+
+def command_of(name: str, *arguments: object) -> list[str]:
+    options = ["--actors", "2", "--rows-per-shard", "64"]
+    return [sys.executable, "-m", "tfexport", name, *map(str, arguments), *options]
+
+
+def run(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = command_of(name, *arguments)
+    return subprocess.run(command, env=ENVIRONMENT, cwd=ROOT, capture_output=True, text=True, timeout=300)
 
 
 def test_parquet_has_the_text_of_the_model_and_a_lost_part_is_made_again(tiny_bundle: Path, tmp_path: Path) -> None:
@@ -95,3 +109,64 @@ def test_an_error_in_a_worker_is_one_line(tiny_bundle: Path, tmp_path: Path) -> 
     done = corpus(tiny_bundle, path, "-o", tmp_path / "out")
     assert done.returncode == 2
     assert f"error: cannot read {path} as parquet" in done.stderr.splitlines()[-1]
+
+
+def test_pairs_are_scored(tiny_bundle: Path, tmp_path: Path) -> None:
+    targets = [f"wört{4 + n % 30} wört{4 + n % 7}" for n in range(100)]
+    table = pa.table({"de": LINES[:100], "en": [*targets[:99], None], "score": range(100)})
+    parquet.write_table(table, tmp_path / "in.parquet")
+    given = (tiny_bundle, tmp_path / "in.parquet", "-o", tmp_path / "out", "--target-column", "en")
+    done = run("corpus-score", *given)
+    assert "error: " in done.stderr.splitlines()[-1]
+    assert "has no column 'source'. Give --source-column: there are de, en, score" in done.stderr
+    done = run("corpus-score", *given, "--source-column", "de")
+    assert done.returncode == 0, done.stderr
+    found = parquet.read_table(tmp_path / "out")
+    assert found.column_names == ["id", "status", "message", "log_prob", "cross_entropy", "de", "en", "score"]
+    assert found.select(["de", "en", "score"]).equals(table)
+    wanted = [one.hypotheses[0] for one in tfexport.load(tiny_bundle, threads=1).score(LINES[:99], targets[:99])]
+    assert found["log_prob"].to_pylist()[:99] == pytest.approx([one.log_prob for one in wanted], abs=1e-5)
+    assert found.to_pylist()[99]["status"] == "null"
+    other = run("corpus-score", *given, "--source-column", "de", "--reverse", tiny_bundle, "--resume")
+    assert "has another run" in other.stderr.splitlines()[-1]
+
+
+def test_rows_are_classified(worded_classifier: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in LINES[:100]), encoding="utf-8")
+    given = (worded_classifier, tmp_path / "in.txt", "-o", tmp_path / "out", "--top", 2)
+    done = run("corpus-classify", *given, "--output-format", "jsonl")
+    assert done.returncode == 0, done.stderr
+    content = b"".join(part.read_bytes() for part in sorted((tmp_path / "out").glob("part-*")))
+    rows = [json.loads(line) for line in content.splitlines()]
+    wanted = tfexport.load_classifier(worded_classifier, threads=1).classify(LINES[:100], top=2)
+    assert [row["text"] for row in rows] == LINES[:100]
+    assert [row["class"] for row in rows] == [one.classes[0].class_ for one in wanted]
+    assert [[one["class"] for one in row["classes"]] for row in rows] == [[c.class_ for c in o.classes] for o in wanted]
+
+
+def test_a_second_driver_is_refused_and_the_first_goes_on(tiny_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in LINES * 50), encoding="utf-8")
+    given = (tiny_bundle, tmp_path / "in.txt", "-o", tmp_path / "out", "--max-length", "12")
+    with subprocess.Popen(command_of("corpus", *given), env=ENVIRONMENT, cwd=ROOT, stderr=subprocess.PIPE) as first:
+        until = time.monotonic() + 60
+        while not (tmp_path / "out" / "_tfexport" / "run.json").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        second = run("corpus", *given, "--resume")
+        assert second.returncode == 2
+        assert f"process {first.pid} on " in second.stderr.splitlines()[-1]
+        _, stderr = first.communicate(timeout=300)
+    assert first.returncode == 0, stderr.decode()
+    summary = json.loads((tmp_path / "out" / "_tfexport" / "summary.json").read_text(encoding="utf-8"))
+    assert summary["rows"] == 20_000
+
+
+@pytest.mark.parametrize("kind", [ConnectionError, ValueError, RayError])
+def test_a_cluster_that_cannot_be_used_is_an_error(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself looks for a cluster that is not there for many minutes."""
+
+    def refuse(**_: object) -> None:
+        raise kind("no such\ncluster.")
+
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(TfexportError, match=r"cannot use the Ray cluster head:9: .*no such cluster\. Check --address"):
+        connect("head:9")

@@ -53,10 +53,10 @@ def test_data_frames(translator: Translator, wanted: list[str]) -> None:
 
 def test_bad_rows_are_marked_and_the_others_decoded(translator: Translator, wanted: list[str]) -> None:
     bad = [None, 3, b"\xff", "", "de4 " * 100_000, "\ud800", float("nan")]
-    rows = list(translator.translate([*LINES[:20], *bad, *LINES[20:]]))
+    rows = list(translator.rows([*LINES[:20], *bad, *LINES[20:]]))
     marked = ["null", "not_text", "invalid_utf8", "empty", "too_long", "invalid_utf8", "null"]
     assert [row.status for row in rows[20:27]] == marked
-    assert [row.text for row in (*rows[:20], *rows[27:])] == wanted
+    assert [row.found[0].text for row in (*rows[:20], *rows[27:])] == wanted
 
 
 def test_row_by_row_is_the_same_and_reads_no_further(translator: Translator, wanted: list[str]) -> None:
@@ -68,10 +68,10 @@ def test_row_by_row_is_the_same_and_reads_no_further(translator: Translator, wan
                 read.append(number)
                 yield line
 
-    rows = translator.translate(Values(), singly=True)
+    rows = translator.rows(Values(), singly=True)
     found = []
     for number in range(len(LINES)):
-        found.append(next(rows).text)
+        found.append(next(rows).found[0].text)
         assert read[-1] == number
     assert found == wanted
 
@@ -80,7 +80,7 @@ def test_samples_depend_on_the_place(tiny_bundle: Path) -> None:
     sampler = Translator(tiny_bundle, samples=2, max_length=12, seed=3)
 
     def drawn(place: str, **given: bool) -> list[str]:
-        return [row.text for row in sampler.translate(LINES, place, **given)]
+        return [row.found[0].text for row in sampler.rows(LINES, place, **given)]
 
     assert drawn("0:0") == drawn("0:0") == drawn("0:0", singly=True)
     assert drawn("0:0") != drawn("0:40")

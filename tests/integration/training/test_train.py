@@ -90,7 +90,7 @@ def test_existing_training_is_neither_overwritten_nor_resumed_by_accident(tmp_pa
         train(PAIRS, PAIRS, tmp_path / "run", OPTIONS)
     (tmp_path / "run" / "last.ckpt").unlink()
     for resume in (False, True):
-        with pytest.raises(TfexportError, match="already holds a model"):
+        with pytest.raises(TfexportError, match="already contains a model"):
             train(PAIRS, PAIRS, tmp_path / "run", OPTIONS, resume=resume)
 
 
@@ -167,7 +167,7 @@ def test_a_signal_amid_an_epoch_keeps_the_best_one_and_costs_no_bit(
         train(PAIRS, PAIRS, tmp_path / "run", options(epochs=3))
     assert type(caught.value) is raised
     assert getattr(caught.value, "code", None) == code
-    assert "go on with --resume" in caplog.text
+    assert "continue with --resume" in caplog.text
     assert load_checkpoint(tmp_path / "run" / "model.safetensors", {}).family == "native"
     same(train(PAIRS, PAIRS, tmp_path / "run", options(epochs=3), resume=True).parent, whole)
 
@@ -196,7 +196,7 @@ def test_a_training_that_was_ended_before_its_first_checkpoint_begins_again(
 
     with ending(interrupt, epoch=0, batch=2), pytest.raises(KeyboardInterrupt):
         train(PAIRS, PAIRS, tmp_path / "run", options(epochs=3))
-    assert "begin again with the same command" in caplog.text
+    assert "start again with the same command" in caplog.text
     same(train(PAIRS, PAIRS, tmp_path / "run", options(epochs=3), resume=resume).parent, whole)
     assert ("beginning with the first epoch" in caplog.text) == resume
 

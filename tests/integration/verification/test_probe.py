@@ -579,7 +579,7 @@ def test_names_of_layers_are_flags(tmp_path: Path) -> None:
     torch.save(weights, tmp_path / "ckpt.pt")
     told = ("--heads", 3, "--no-norm-first", "--activation", "relu", "--embedding-scale", "sqrt", *FLAGS[2:])
     asked = command(tmp_path / "ckpt.pt", *told)
-    assert "does not tell src_embedding, tgt_embedding. Give --src-embedding NAME" in str(asked.exception)
+    assert "does not contain src_embedding, tgt_embedding. Give --src-embedding NAME" in str(asked.exception)
     named = ("--src-embedding", "a.embedding", "--tgt-embedding", "b.embedding", "--output-layer", "generator")
     assert (
         command(tmp_path / "ckpt.pt", *told, *named, "--positions", "positional_encoding.pos_embedding").exit_code == 0

@@ -6,15 +6,17 @@ import json
 import random
 import struct
 import sys
+import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
-from benchmarks.gpu_day import fatbin, parts, unpack
+from benchmarks.gpu_day import fatbin, pack, parts, unpack
 from benchmarks.gpu_day.fatbin import CONTAINER, CUBIN, MAGIC, MEMBER, PTX, NoFatbin, thin
 from benchmarks.gpu_day.pack import LEFT_OUT, wheel_of
-from benchmarks.gpu_day.parts import BadPack
+from benchmarks.gpu_day.parts import BadPack, OtherPython
 from benchmarks.gpu_day.requirements import ON_THE_MACHINE, ROOT, closure, packages, pinned
 from benchmarks.gpu_day.unpack import choose
 from tests.support.paths import ROOT as REPOSITORY
@@ -127,7 +129,7 @@ def test_a_part_that_is_missing_or_damaged_is_named(tree: Path, tmp_path: Path) 
 def test_a_pack_for_another_python_is_refused_and_none_is_nothing(tmp_path: Path) -> None:
     assert unpack.unpack(tmp_path / "none", tmp_path / "site") == {}
     (tmp_path / "pack.json").write_text(json.dumps({"python": "3.4", "parts": []}))
-    with pytest.raises(BadPack, match=r"is for Python 3\.4, and this is"):
+    with pytest.raises(OtherPython, match=r"is for Python 3\.4, and this is .* PACK_FLAGS='--python 3\.\d+'"):
         unpack.unpack(tmp_path, tmp_path / "site")
 
 
@@ -200,6 +202,28 @@ def test_wheels_are_found_however_their_names_are_written(tmp_path: Path, name: 
     assert wheel_of(name, "1.2", tmp_path).name == file
     with pytest.raises(FileNotFoundError, match=r"no wheel of .* 1\.3"):
         wheel_of(name, "1.3", tmp_path)
+
+
+def test_wheels_of_another_python_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def download(names: Iterable[str], python: str, folder: Path) -> None:
+        assert [*names] == ["one==1.2"]
+        asked.append(python)
+        folder.mkdir(parents=True)
+        with zipfile.ZipFile(folder / "one-1.2-cp3-cp3-linux.whl", "w") as wheel:
+            wheel.writestr("one/python", python)
+
+    monkeypatch.setattr(pack, "packages", lambda *_: ({"one": "1.2"}, {"": []}))
+    monkeypatch.setattr(pack, "download", download)
+    monkeypatch.setattr(pack, "commit", lambda: None)
+    for python in ("3.12", "3.13", "3.12"):
+        out, site = tmp_path / "pack", tmp_path / f"site-{len(asked)}"
+        words = ["--python", python, "--wheels", str(tmp_path / "wheels"), "--out", str(out), "--no-bundle"]
+        assert pack.main(words) == 0
+        parts.extract_parts(out, json.loads((out / "pack.json").read_text()), site)
+        assert (site / "one" / "one" / "python").read_text() == python
+    assert asked == ["3.12", "3.13"]
 
 
 def test_cublas_of_cuda_13_gets_the_name_that_ctranslate2_asks_for(

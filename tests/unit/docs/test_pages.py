@@ -13,6 +13,7 @@ import pytest
 import typer
 
 import tfexport
+import tfexport.scale
 from tests.support.paths import ROOT
 from tfexport import graph_contract
 from tfexport.cli import app
@@ -91,9 +92,12 @@ def test_packages_that_are_named_exist() -> None:
     assert named == there
 
 
-OF_RAY = ("tfexport.serving.ray:app", "tfexport.scale.Translator", "import tfexport.scale\n")
-"""Public names that need Ray."""
-"""What Ray imports by its name."""
+OF_RAY = (
+    "tfexport.serving.ray:app",
+    *(f"tfexport.scale.{name}" for name in tfexport.scale.__all__),
+    "import tfexport.scale\n",
+)
+"""Public names that are not in `tfexport` itself."""
 
 
 OTHERS = {
@@ -108,8 +112,9 @@ OTHERS = {
     "--url",
     "--alignment",  # of the examples
     *("--file", "--tag", "--publish", "--volume", "--http-host", "--http-port"),  # of Docker and Ray
-    *("--background", "--minutes", "--from", "--only", "--list", "--architecture"),  # of benchmarks/gpu_day
+    *("--background", "--minutes", "--from", "--only", "--list", "--architecture", "--out", "--pack"),  # of gpu_day
     *("--quick", "--tune"),  # of benchmarks/serve_load
+    *("--precisions", "--text"),  # of benchmarks/corpus_capacity
 }
 """Options of other programs."""
 

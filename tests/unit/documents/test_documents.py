@@ -205,7 +205,7 @@ def test_what_reads_as_markup_has_backslashes(text: str) -> None:
 
 
 def test_options_that_cannot_be_used() -> None:
-    with pytest.raises(TfexportError, match="is no code"):
+    with pytest.raises(TfexportError, match="is not a code"):
         DocumentOptions(split="sentences", language="../x")
     with pytest.raises(TfexportError, match="Add --split sentences"):
         DocumentOptions(language="de")

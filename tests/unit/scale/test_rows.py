@@ -13,14 +13,23 @@ pa = pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip instal
 from pyarrow import parquet  # noqa: E402
 
 from tfexport.api.results import Output  # noqa: E402
+from tfexport.decoding.options import SearchOptions  # noqa: E402
 from tfexport.scale.options import CorpusFormat  # noqa: E402
+from tfexport.scale.row_function import Row, RowFunction, clear_of, marked_row  # noqa: E402
 from tfexport.scale.rows import texts, written  # noqa: E402
 from tfexport.scale.shards import RAW, Shard  # noqa: E402
-from tfexport.scale.translator import Row, clear_of, marked_row  # noqa: E402
+from tfexport.scale.translator import Translator  # noqa: E402
 
 
 def ok(*said: str) -> Row:
     return Row("ok", "", tuple(Output(text, (), (), -0.5, -1.0, True) for text in said))
+
+
+def function(*, several: bool = False) -> RowFunction:
+    """A translator that has loaded nothing."""
+    made = Translator.__new__(Translator)
+    made.reads, made._options = ("text",), SearchOptions(beam=4, nbest=1 + several)
+    return made
 
 
 def lines(*given: bytes) -> Any:
@@ -28,12 +37,12 @@ def lines(*given: bytes) -> Any:
 
 
 def json_rows(table: Any, rows: list[Row], source: CorpusFormat, *, several: bool = False) -> list[Any]:
-    content = written(Shard(2, 10, len(rows)), table, rows, source=source, output="jsonl", several=several)
+    content = written(Shard(2, 10, len(rows)), table, rows, function(several=several), source=source, output="jsonl")
     return [json.loads(line) for line in content.splitlines()]
 
 
 def parquet_rows(table: Any, rows: list[Row], source: CorpusFormat) -> Any:
-    content = written(Shard(2, 10, len(rows)), table, rows, source=source, output="parquet", several=True)
+    content = written(Shard(2, 10, len(rows)), table, rows, function(several=True), source=source, output="parquet")
     return parquet.read_table(io.BytesIO(content))
 
 
@@ -43,7 +52,7 @@ def statuses(found: list[object]) -> list[str | None]:
 
 def test_texts_of_json_lines() -> None:
     table = lines(b'{"t": "a"}\n', b'{"t": null}', b'{"t": 3}', b"{}", b"[1]", b"{", b'{"t": "\xff"}', b"[" * 9999)
-    found = texts(table, "jsonl", "t")
+    found = texts(table, "jsonl", ["t"])
     assert found[0] == "a"
     bad = ["null", "not_text", "null", "invalid_json", "invalid_json", "invalid_utf8", "invalid_json"]
     assert statuses(found) == [None, *bad]
@@ -52,13 +61,13 @@ def test_texts_of_json_lines() -> None:
 @pytest.mark.parametrize("kind", ["string", "large_string", "string_view", "binary", "large_binary", "binary_view"])
 def test_texts_of_parquet(kind: str) -> None:
     array = pa.array(["ä", None, ""], getattr(pa, kind)())
-    assert texts(pa.table({"t": array}), "parquet", "t") == ["ä".encode(), None, b""]
+    assert texts(pa.table({"t": array}), "parquet", ["t"]) == ["ä".encode(), None, b""]
 
 
 def test_texts_of_a_dictionary_and_of_a_damaged_string() -> None:
-    assert texts(pa.table({"t": pa.array(["a", "a"]).dictionary_encode()}), "parquet", "t") == [b"a", b"a"]
+    assert texts(pa.table({"t": pa.array(["a", "a"]).dictionary_encode()}), "parquet", ["t"]) == [b"a", b"a"]
     damaged = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")])
-    assert texts(pa.table({"t": damaged}), "parquet", "t") == [b"\xff"]
+    assert texts(pa.table({"t": damaged}), "parquet", ["t"]) == [b"\xff"]
 
 
 def test_other_columns_are_kept() -> None:
@@ -96,8 +105,31 @@ def test_half_a_pair_of_surrogates_is_written() -> None:
 def test_text_has_a_line_for_each_row() -> None:
     table = lines(b"a\n", b"b\n", b"c\n")
     rows = [ok("A", "B"), Row("empty"), ok("C\nD")]
-    assert written(Shard(0, 0, 3), table, rows, source="text", output="text", several=True) == b"A\tB\n\nC D\n"
+    assert written(Shard(0, 0, 3), table, rows, function(), source="text", output="text") == b"A\tB\n\nC D\n"
 
 
 def test_names_stay_apart() -> None:
     assert clear_of("text", ("text", "input_text")) == "input_input_text"
+
+
+def test_texts_of_two_columns() -> None:
+    both = ["de", "en"]
+    table = lines(b'{"de": "a", "en": "b"}\n', b'{"de": "a"}\n', b'{"de": 1, "en": "b"}\n', b"broken\n")
+    found = texts(table, "jsonl", both)
+    assert found[0] == ("a", "b")
+    assert statuses(found) == [None, "null", "not_text", "invalid_json"]
+    found = texts(lines(b"a\tb\r\n", b"a\n", b"a\tb\tc"), "text", both)
+    assert found[0] == (b"a", b"b")
+    assert statuses(found) == [None, "not_text", "not_text"]
+    assert texts(pa.table({"en": ["b"], "de": ["a"]}), "parquet", both) == [(b"a", b"b")]
+
+
+def test_lines_of_two_columns_become_columns() -> None:
+    pairs, table = function(), lines(b"a\tb\n", b"c\n")
+    pairs.reads = ("de", "en")
+    rows = [Row("ok"), Row("not_text")]
+    given: Any = (Shard(0, 0, 2), table, rows, pairs)
+    found = [json.loads(line) for line in written(*given, source="text", output="jsonl").splitlines()]
+    assert [(row["de"], row["en"]) for row in found] == [("a", "b"), ("c", None)]
+    whole = parquet.read_table(io.BytesIO(written(*given, source="text", output="parquet")))
+    assert whole.select(["de", "en"]).to_pylist() == [{"de": "a", "en": "b"}, {"de": "c", "en": None}]

@@ -13,10 +13,10 @@ pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'tf
 
 from tfexport.errors import TfexportError
 from tfexport.scale.manifest import Manifest, Output
+from tfexport.scale.row_function import Row
 from tfexport.scale.shards import Input, Shard
 from tfexport.scale.storage import Place
-from tfexport.scale.translator import Row
-from tfexport.scale.tries import ROW_TRIES, WHOLE_TRIES, Tries, translated
+from tfexport.scale.tries import ROW_TRIES, WHOLE_TRIES, Tries, rows_of
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ class Deadly:
     def __init__(self, deadly: object):
         self.deadly, self.single = deadly, 0
 
-    def translate(self, values: Sequence[object], place: str, *, singly: bool = False) -> Iterator[Row]:
+    def rows(self, values: Sequence[object], place: str, *, singly: bool = False) -> Iterator[Row]:
         self.single += singly
         for value in values:
             if value == self.deadly:
@@ -104,9 +104,9 @@ def test_a_row_that_ends_its_worker_is_set_aside(tmp_path: Path) -> None:
         died(f"shard-{number}")
     for number in range(ROW_TRIES):
         with pytest.raises(Killed):
-            translated(translator, ["a", "b", "c"], "", Tries(Place.of(str(tmp_path))))
+            rows_of(translator, ["a", "b", "c"], "", Tries(Place.of(str(tmp_path))))
         died(f"row-1-{number}")
-    rows = translated(translator, ["a", "b", "c"], "", Tries(Place.of(str(tmp_path))))
+    rows = rows_of(translator, ["a", "b", "c"], "", Tries(Place.of(str(tmp_path))))
     assert [row.status for row in rows] == ["ok", "worker_ended", "ok"]
 
 
@@ -114,18 +114,18 @@ def test_marks_are_there_while_a_shard_is_decoded_and_no_longer(tmp_path: Path) 
     seen = []
 
     class Looks(Deadly):
-        def translate(self, values: Sequence[object], place: str, *, singly: bool = False) -> Iterator[Row]:
-            for row in super().translate(values, place, singly=singly):
+        def rows(self, values: Sequence[object], place: str, *, singly: bool = False) -> Iterator[Row]:
+            for row in super().rows(values, place, singly=singly):
                 found = Tries(Place.of(str(tmp_path)))
                 seen.append((found.whole, dict(found.rows)))
                 yield row
 
     looks: Any = Looks(None)
-    translated(looks, ["a", "b"], "", Tries(Place.of(str(tmp_path))))
+    rows_of(looks, ["a", "b"], "", Tries(Place.of(str(tmp_path))))
     assert seen == [(1, {}), (1, {})]
     for number in range(WHOLE_TRIES):
         (tmp_path / f"shard-{number}").touch()
     seen.clear()
-    translated(looks, ["a", "b"], "", Tries(Place.of(str(tmp_path))))
+    rows_of(looks, ["a", "b"], "", Tries(Place.of(str(tmp_path))))
     assert seen == [(WHOLE_TRIES, {0: 1}), (WHOLE_TRIES, {1: 1})]
     assert not Tries(Place.of(str(tmp_path))).rows

@@ -104,19 +104,19 @@ def test_broken_parquet_is_named(tmp_path: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[:-100])
     with pytest.raises(TfexportError, match=r"cannot read .*a\.parquet as parquet"):
-        source(path).require_column("text")
+        source(path).require_columns({"--text-column": "text"})
     path.write_bytes(whole[:4] + bytes(3000) + whole[3004:])
-    source(path).require_column("text")
+    source(path).require_columns({"--text-column": "text"})
     with pytest.raises(TfexportError, match=r"cannot read .*a\.parquet as parquet"):
         list(read_shards(source(path), 0, 100))
 
 
 def test_columns_are_checked(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"text": ["a"], "n": [1]}), tmp_path / "a.parquet")
-    source(tmp_path / "a.parquet").require_column("text")
+    source(tmp_path / "a.parquet").require_columns({"--text-column": "text"})
     for name, about in (("x", "no column 'x'"), ("n", "has int64, no text")):
         with pytest.raises(TfexportError, match=about):
-            source(tmp_path / "a.parquet").require_column(name)
+            source(tmp_path / "a.parquet").require_columns({"--text-column": name})
 
 
 def test_gaps_and_overlaps_are_found() -> None:

@@ -53,7 +53,7 @@ def test_a_line_without_an_end_is_given_and_then_refused(monkeypatch: pytest.Mon
     monkeypatch.setattr(input_files, "ENDLESS_LINE", 1 << 21)
     lines = Lines(cast(BinaryIO, io.BufferedReader(Endless())), "zeros")
     assert len(next(lines)) == LONGEST_LINE + 1
-    with pytest.raises(TfexportError, match="line 1 of zeros goes on after 2 MiB"):
+    with pytest.raises(TfexportError, match="line 1 of zeros has more than 2 MiB"):
         next(lines)
 
 

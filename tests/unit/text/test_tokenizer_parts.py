@@ -77,7 +77,7 @@ REFUSED = {
         with_parts(normalizer={"type": "Sequence", "decoders": [], "normalizers": [replace("a", "a" * 10)] * 10}),
         "times as long",
     ),
-    "a list of another kind": (with_parts(decoder={"type": "Sequence", "normalizers": []}), "is no list"),
+    "a list of another kind": (with_parts(decoder={"type": "Sequence", "normalizers": []}), "is not a list"),
     "a table that is a number": (
         with_parts(normalizer={"type": "Precompiled", "precompiled_charsmap": 10**12}),
         "is cut",
@@ -87,12 +87,15 @@ REFUSED = {
         "words of up to 1000000000",
     ),
     "an unknown part": (with_parts(normalizer={"type": "Eval"}), "normalizer 'Eval'"),
-    "exploding normalizer": (with_parts(normalizer=replace("(a+)+$", "", kind="Regex")), "repeats what repeats"),
+    "exploding normalizer": (
+        with_parts(normalizer=replace("(a+)+$", "", kind="Regex")),
+        "repeats a part that itself repeats",
+    ),
     "exploding splitter": (
         with_parts(
             pre_tokenizer={"type": "Split", "pattern": {"Regex": "(a|a)*c"}, "behavior": "Removed", "invert": False}
         ),
-        "repeats what repeats or chooses",
+        "repeats a part that itself repeats or chooses",
     ),
     "bytes as characters, again and again": (
         with_parts(normalizer=sequence(*[{"type": "ByteLevel"}] * 9)),
@@ -280,7 +283,7 @@ def test_a_line_at_which_the_library_stops_is_marked_and_others_are_read(panic: 
 
 def test_a_file_is_refused_in_the_same_way(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(REFUSED["exploding normalizer"][0]), encoding="utf-8")
-    with pytest.raises(TokenizerError, match="repeats what repeats"):
+    with pytest.raises(TokenizerError, match="repeats a part that itself repeats"):
         read_vocabulary(tmp_path / "tokenizer.json")
 
 

@@ -1,4 +1,4 @@
-"""Weights of a family to those of the canonical model, or all that is wrong with them."""
+"""Conversion of a family's weights to those of the canonical model, or a list of all problems."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfexport.models.positions import sinusoids
 from tfexport.models.transformer import Transformer
 
 _LARGEST_TABLE = 2**24
-"""Numbers of a table of sinusoids that may be computed for a model of any size; more for one that has more itself."""
+"""Maximum number of elements of a computed sinusoid table. Models with more parameters may have larger tables."""
 
 
 def build_model(config: ModelConfig, weights: Mapping[str, Tensor]) -> Transformer | EncoderClassifier:
@@ -30,15 +30,15 @@ def build_model(config: ModelConfig, weights: Mapping[str, Tensor]) -> Transform
 def convert(
     family: Family | None, weights: Mapping[str, Tensor], config: ModelConfig, *, unknown: Collection[str] = ()
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Canonical float32 weights and all that is wrong with them, in the names of the file.
+    """Canonical float32 weights, and all problems with them, in the names of the file.
 
     Args:
-        unknown: canonical names whose shapes `config` does not tell; they are not checked.
+        unknown: canonical names whose shapes `config` does not determine; they are not checked.
     """
     used = {name: tensor for name, tensor in weights.items() if family is None or not family.ignores(name)}
     odd = [name for name, tensor in used.items() if not _has_plain_numbers(tensor)]
     unexpected: list[str] = []
-    # What is no number is told below, with all else that is wrong; until then its shape stands for it.
+    # Values that are not numbers are reported below, with all other problems. Until then only their shape is used.
     converted = {
         name: torch.zeros(()).expand(tensor.shape) if name in odd else tensor.float() for name, tensor in used.items()
     }
@@ -48,7 +48,7 @@ def convert(
     for side, most in (("encoder", config.max_source_length), ("decoder", config.max_target_length)):
         name = f"{side}.positions.table"
         if name in converted and converted[name].dim() and config.positions != "relative":
-            # The user may limit the lengths of a model with a longer table.
+            # The user may limit the lengths of a model whose table is longer.
             converted[name] = converted[name][: most + config.position_offset]
         elif name not in converted and family is not None and most > 0:
             compute = {"sinusoidal": sinusoids, "stored": family.computed_positions}.get(config.positions)
@@ -63,7 +63,7 @@ def convert(
         return name if family is None else family.foreign_name(name)
 
     def told(name: str) -> str:
-        """A name of the model that has no tensor."""
+        """The name of a missing tensor, for messages."""
         other = None if family is None else family.shared_name(name)
         return theirs(name) if other is None or other in expected else f"{name} (for which `shared` has {other})"
 
@@ -91,20 +91,20 @@ def convert(
 
 
 def differently_shaped(one: ModelConfig, other: ModelConfig) -> set[str]:
-    """The canonical names whose tensors have another shape in `other`."""
+    """The canonical names of tensors whose shape differs between the configs."""
     shapes = {name: tensor.shape for name, tensor in _empty(other).state_dict().items()}
     return {name for name, tensor in _empty(one).state_dict().items() if shapes.get(name) != tensor.shape}
 
 
 def _of_shared(family: Family, expected: Iterable[str], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of names that use that of another name."""
+    """The tensors of the names that share another name's tensor."""
     others = ((name, family.shared_name(name)) for name in expected if name not in weights)
     return {name: weights[other] for name, other in others if other is not None and other in weights}
 
 
 class _WithoutNumbers(TorchFunctionMode):
-    """Within it modules do not draw their first weights. Without numbers there are none to draw, and PyTorch imports its
-    compiler (a second) to find that out."""
+    """A mode in which modules do not initialise their weights. Meta tensors need no values, and PyTorch would import its
+    compiler (a second)."""
 
     def __torch_function__(
         self,
@@ -120,7 +120,7 @@ class _WithoutNumbers(TorchFunctionMode):
 
 
 def _empty(config: ModelConfig) -> Transformer | EncoderClassifier:
-    """The model without numbers, so that no time goes into random ones that weights replace."""
+    """The model on the meta device, which saves the time to initialise weights that are replaced anyway."""
     with torch.device("meta"), _WithoutNumbers():
         return EncoderClassifier(config) if config.is_classifier else Transformer(config)
 
@@ -130,7 +130,7 @@ def _has_plain_numbers(tensor: Tensor) -> bool:
 
 
 def _unshared(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of tensors that share memory, such as a layer used twice: safetensors stores each name by itself."""
+    """Copy tensors that share memory, such as those of a layer used twice: safetensors stores each name separately."""
     seen: set[int] = set()
     for name, tensor in weights.items():
         address = tensor.untyped_storage().data_ptr()
@@ -141,7 +141,7 @@ def _unshared(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def tie(config: ModelConfig, weights: dict[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Store equal embedding matrices once. Only storage changes: the arithmetic reads the same numbers."""
+    """Store equal embedding matrices once. Only the storage changes; the arithmetic uses the same numbers."""
     weights = dict(weights)
     source = weights["encoder.tokens.weight"]
     target = source if config.tie_source_target else weights.get("decoder.tokens.weight")

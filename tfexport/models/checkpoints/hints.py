@@ -1,4 +1,4 @@
-"""What a file does not tell and its user does: fields of `ModelConfig`, names of parts, and the flags that give them."""
+"""Values that a file lacks and the user gives: fields of `ModelConfig`, names of layers, and their flags."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from tfexport.text.sentencepiece import Pieces
 from tfexport.text.subword_nmt import has_subwords
 
 ALWAYS = ("n_heads", "pad_id", "bos_id", "eos_id")
-"""Fields that every model needs, and that files of few families tell."""
+"""Fields that every model needs. The files of most families do not contain them."""
 
 PARTS = ("src_embedding", "tgt_embedding", "output_layer")
-"""What may stand in a configuration beside the fields of `ModelConfig`: names of the user's own layers."""
+"""Keys of a configuration other than the fields of `ModelConfig`: names of the user's own layers."""
 
 PICKS = ("key", "ignore")
-"""What may stand there, too: which tensors of the file are the model's."""
+"""Keys of a configuration that select the model's tensors in the file."""
 
 
 def complete(
     family: Family | None, told: Mapping[str, Any], hints: Mapping[str, Any], tokenizers: Tokenizers
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Config fields from the file, from the vocabularies and from the user, the later winning; flags for the missing."""
-    # An unknown token is met only in text, which a vocabulary reads, and it then tells the id itself.
+    """Config fields from the file, the vocabularies and the user (later sources win), and the flags of missing fields."""
+    # Only text has unknown tokens. Text needs a vocabulary, which then gives the id.
     fields: dict[str, Any] = {"unk_id": -1}
     sides = [side for side in (tokenizers.source, tokenizers.target) if side is not None]
     for kind in ("unk", "pad", "bos", "eos"):
@@ -44,9 +44,9 @@ def complete(
         if len(ids) == 1:
             fields[f"{kind}_id"] = ids.pop()
     fields = {**fields, **told, **hints}
-    if fields.get("embedding_scale") == "sqrt" and "d_model" in fields:  # what is missing is told with all else
+    if fields.get("embedding_scale") == "sqrt" and "d_model" in fields:  # missing fields are reported together
         fields["embedding_scale"] = math.sqrt(fields["d_model"])
-    if fields.get("n_classes"):  # a classifier needs bos and eos only where its input has them
+    if fields.get("n_classes"):  # a classifier needs bos and eos only if its input has them
         unused = {name for name in ("bos", "eos") if not fields.get(f"source_{name}")}
         fields = {**{f"{name}_id": -1 for name in unused}, **fields}
     needed = (*ALWAYS, *(family.asked if family else ()))
@@ -54,26 +54,26 @@ def complete(
 
 
 def picked_of(hints: Mapping[str, Any]) -> tuple[Picked, dict[str, Any]]:
-    """Which tensors of a file are the model's, and the hints about all else.
+    """The selection of the model's tensors in a file, and all other hints.
 
     Raises:
-        ConfigError: a configuration has something else there.
+        ConfigError: the configuration's `key` or `ignore` has the wrong type.
     """
     key, ignore = hints.get("key"), hints.get("ignore", ())
     patterns = (ignore,) if isinstance(ignore, str) else ignore
     is_list = isinstance(patterns, list | tuple) and all(isinstance(pattern, str) for pattern in patterns)
     if not is_list or not isinstance(key, str | None):
-        raise ConfigError("the configuration's key is no name, or its ignore no list of patterns. Correct them.")
+        raise ConfigError("the configuration's key is not a name, or its ignore not a list of patterns. Correct them.")
     return Picked(key, tuple(patterns)), {name: value for name, value in hints.items() if name not in PICKS}
 
 
 def asking(path: Path, missing: Mapping[str, str], family: Family | None) -> str:
-    """The message that asks for what is missing, with what the family's own code uses."""
+    """The message that asks for missing fields, with the values that the family's own code uses."""
     usual = {} if family is None else family.usual
     known = ", ".join(_said(name, usual[name]) for name in missing if name in usual)
     flags = " ".join(dict.fromkeys(missing.values()))
     return (
-        f"{path} does not tell {', '.join(missing)}. Give {flags}, or the same fields in a JSON "
+        f"{path} does not contain {', '.join(missing)}. Give {flags}, or the same fields in a JSON "
         f"file with --config{f' (the original code of this family uses {known})' if known else ''}."
     )
 
@@ -88,16 +88,16 @@ def _said(name: str, value: object) -> str:
 
 
 def parted(family: Family | None, hints: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the user said of fields, and what of the parts that a family asks for.
+    """The user's hints about fields, and those about the layers that a family asks for.
 
     Raises:
-        ConfigError: parts are named, and the family knows its own.
+        ConfigError: layers are named although the family defines their names.
     """
     taken = () if family is None else family.told_by_user
     idle = [name for name in hints if name in PARTS and name not in taken]
     if idle:
         name = "native" if family is None else family.name
-        raise ConfigError(f"the family {name} has names of its own: {', '.join(idle)} means nothing. Leave it out.")
+        raise ConfigError(f"the family {name} defines its names: {', '.join(idle)} has no effect. Leave it out.")
     return (
         {name: value for name, value in hints.items() if name not in taken},
         {name: value for name, value in hints.items() if name in taken},
@@ -105,7 +105,7 @@ def parted(family: Family | None, hints: Mapping[str, Any]) -> tuple[dict[str, A
 
 
 def read_hints(path: Path) -> dict[str, Any]:
-    """The `ModelConfig` fields, and names of parts, of a JSON file.
+    """Read the `ModelConfig` fields and names of layers of a JSON file.
 
     Raises:
         ConfigError: it is not a JSON object of such fields.
@@ -125,21 +125,21 @@ def read_hints(path: Path) -> dict[str, Any]:
 
 
 _WORD_BEGINS = "\u2581"
-"""What SentencePiece writes for the space before a word."""
+"""SentencePiece's character for the space before a word."""
 _USERS_OWN = ("max_source_length", "max_target_length", "forced_first_id", "suppressed_ids", "suppressed_first_ids")
-"""Fields that a file tells and its user may still choose: how long texts may be, and which tokens are not to be written."""
+"""Fields that the user may override although a file contains them: maximum lengths, and forced or suppressed tokens."""
 
 
 def check_told(path: Path, told: Mapping[str, Any], hints: Mapping[str, Any], assumed: Collection[str] = ()) -> None:
-    """Check what the user says of a file that says itself what it is.
+    """Check the user's hints about a file that describes itself.
 
     Args:
-        told: fields that the file tells.
+        told: fields that the file contains.
         hints: fields that the user gives.
-        assumed: those of `told` that are only usual, which the user knows better.
+        assumed: fields of `told` that are only defaults, which the user may override.
 
     Raises:
-        ConfigError: the user says something else than the file.
+        ConfigError: the user contradicts the file.
     """
     for name in [name for name in hints if name in told and name not in (*_USERS_OWN, *assumed)]:
         theirs, ours = told[name], hints[name]
@@ -155,8 +155,8 @@ def check_told(path: Path, told: Mapping[str, Any], hints: Mapping[str, Any], as
 
 
 def check_lengths(path: Path, told: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
-    """Raises ConfigError where the user gives lengths for which the file has no positions."""
-    if told.get("positions") == "relative" or told.get("n_decoder_layers") == 0:  # without an end, or a classifier's
+    """Raise ConfigError if the user gives lengths for which the file has no positions."""
+    if told.get("positions") == "relative" or told.get("n_decoder_layers") == 0:  # unlimited, or a classifier
         return
     for name in ("max_source_length", "max_target_length"):
         if isinstance(wanted := hints.get(name), int) and wanted > told.get(name, wanted):
@@ -164,7 +164,7 @@ def check_lengths(path: Path, told: Mapping[str, Any], hints: Mapping[str, Any])
 
 
 def size_problems(tokenizers: Tokenizers, config: ModelConfig) -> Iterator[str]:
-    """Vocabularies that have fewer words than the model.
+    """Notes about vocabularies that have fewer words than the model.
 
     Raises:
         ConfigError: a vocabulary has ids that the model lacks.
@@ -178,7 +178,7 @@ def size_problems(tokenizers: Tokenizers, config: ModelConfig) -> Iterator[str]:
                 f"the {side} vocabulary has ids up to {tokenizer.size - 1}, the model's embedding has {size} rows. "
                 "Give the vocabulary that this model was trained with."
             )
-        # The last row may be that of a first token which is no word, such as Marian's.
+        # The last row may belong to a first token that is not a word, as in Marian.
         words = size - 1 if config.bos_id == size - 1 else size
         if tokenizer is not None and tokenizer.size < words:
             yield f"the {side} vocabulary has {tokenizer.size} words, the model's embedding {size} rows"
@@ -187,7 +187,7 @@ def size_problems(tokenizers: Tokenizers, config: ModelConfig) -> Iterator[str]:
 def id_problems(
     tokenizers: Tokenizers, config: ModelConfig, kinds: Sequence[str] = ("unk", "pad", "bos", "eos")
 ) -> Iterator[str]:
-    """Special tokens, of these kinds, for which a vocabulary has other ids than the model."""
+    """Notes about special tokens of these kinds whose ids differ between a vocabulary and the model."""
     for side, tokenizer in (("source", tokenizers.source), ("target", tokenizers.target)):
         for kind in kinds:
             theirs, ours = tokenizer and tokenizer.special_id(kind), getattr(config, f"{kind}_id")
@@ -196,7 +196,7 @@ def id_problems(
 
 
 def unsplit(tokenizers: Tokenizers) -> Iterator[str]:
-    """The note of sources that are looked up word by word, though the vocabulary has parts of words."""
+    """The note for a source vocabulary of subwords whose tokenizer looks up whole words."""
     found = tokenizers.source
     if found is None or found.subwords is not None or isinstance(found.inner, Pieces):
         return
@@ -210,6 +210,6 @@ def unsplit(tokenizers: Tokenizers) -> Iterator[str]:
         )
     elif any(word.startswith(_WORD_BEGINS) and word != _WORD_BEGINS for word in words):
         yield (
-            "the source vocabulary has pieces of SentencePiece, which begin with U+2581: split the input of `decode` by its "
-            "model before, and give it with --input-format tokens; whole words are unknown to it"
+            "the source vocabulary has pieces of SentencePiece, which begin with U+2581: first split the input of `decode` "
+            "with its model, and give it with --input-format tokens; whole words are unknown to it"
         )

@@ -1,4 +1,4 @@
-"""Checkpoint files in, canonical weights and a complete `ModelConfig` out. Nothing from a file is ever executed."""
+"""Reading of checkpoints into canonical weights and a complete `ModelConfig`. No code from a file is executed."""
 
 from __future__ import annotations
 
@@ -52,42 +52,41 @@ __all__ = [
 ]
 
 TOOLKITS = (
-    *(ctranslate2.TOOLKIT, marian.TOOLKIT, joeynmt.TOOLKIT),  # before the one that takes all folders
+    *(ctranslate2.TOOLKIT, marian.TOOLKIT, joeynmt.TOOLKIT),  # before the toolkit that accepts all folders
     *(hugging_face.TOOLKIT, fairseq.TOOLKIT, opennmt.TOOLKIT),
 )
-"""Whose checkpoints say themselves what they are; asked in this order."""
+"""Toolkits whose checkpoints describe themselves, in the order in which they are tried."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model read completely."""
+    """A completely read model."""
 
     path: Path
     sha256: str
     family: str
     config: ModelConfig
     weights: dict[str, Tensor]
-    """Canonical names, float32."""
+    """Float32 weights by canonical name."""
     tokenizers: Tokenizers
     given: dict[str, Any]
-    """The fields that the file did not tell: with them as hints it is read again as it was."""
+    """Fields that the user gave because the file lacks them. The same hints read the file again with the same result."""
     family_notes: tuple[str, ...] = ()
-    """What its owner should know of it, such as where the exported arithmetic differs from the family's own, and by how
-    much."""
+    """Notes for the user, such as a difference between the exported arithmetic and the family's own, and its size."""
     odd: tuple[str, ...] = ()
-    """What is odd about its vocabularies, which may be those of another model."""
+    """Notes about unusual vocabularies, which may belong to another model."""
     text: Mapping[str, Any] = field(default_factory=dict)
-    """What its user said of its text; see `commands/text_settings.py`."""
+    """Options of text that the user gave; see `commands/text_settings.py`."""
     assumed: tuple[str, ...] = ()
-    """The fields of its config that the user said and the file does not tell."""
+    """Config fields that the user gave and the file lacks."""
     ignored: tuple[str, ...] = ()
-    """The names of tensors that the user said belong to no layer."""
+    """Names of tensors that belong to no layer, according to the user."""
     generation: Mapping[str, Any] | None = None
-    """How its library searches by itself, as `generation_config.json` has it."""
+    """Default search options of the model's library, from `generation_config.json`."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """All that its owner should know."""
+        """All notes for the user."""
         return (*self.family_notes, *self.odd, *unsplit(self.tokenizers))
 
     def build_model(self) -> Transformer | EncoderClassifier:
@@ -97,16 +96,16 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a checkpoint is, as far as its file and the hints tell."""
+    """The description of a checkpoint, from its file and the hints."""
 
     path: Path
     family: str
     about: str
     n_parameters: int
     fields: dict[str, Any]
-    """`ModelConfig` fields that are known."""
+    """Known `ModelConfig` fields."""
     missing: dict[str, str]
-    """Fields that are not known, each with the flag that gives it."""
+    """Unknown fields, each with the flag that gives it."""
     problems: tuple[str, ...]
     """Weights that are missing, unexpected or misshapen."""
     vocabulary: bool
@@ -126,22 +125,22 @@ def load_checkpoint(
     """Read, recognise and convert a checkpoint.
 
     Args:
-        path: a `.pt`/`.pth`/`.ckpt` file of plain tensors, or safetensors, or a folder of the transformers library or of
+        path: a `.pt`/`.pth`/`.ckpt` file of plain tensors, a safetensors file, or a folder of the transformers library or of
             a toolkit.
-        hints: `ModelConfig` fields that the user gives, and names of their layers (`hints.PARTS`). They win over what a
-            state_dict tells; what a toolkit's checkpoint or our own says of itself they may not contradict.
+        hints: `ModelConfig` fields that the user gives, and names of the user's layers (`hints.PARTS`). They override the
+            fields of a state_dict. They must not contradict a toolkit's or tfexport's own checkpoint.
         tokenizers: the user's vocabularies; a native checkpoint has its own.
-        family: a family's name, where recognising it is not wanted, or families of the user's own.
-        text: the languages and the prefix of sources and targets, of folders that know languages.
+        family: the name of a family, instead of recognising it, or the user's own families.
+        text: the languages and the prefix of sources and targets, for folders that know languages.
 
     Raises:
-        CheckpointError: the file cannot be read, is of no known family, or its weights are not those of its config.
-        ConfigError: what the file cannot tell has not been given, or contradicts the file.
+        CheckpointError: the file cannot be read, is of no known family, or its weights do not match its config.
+        ConfigError: a required field is missing, or a given field contradicts the file.
     """
     if text and tokenizers is not None and tokenizers.source is not None and (text.prefix or text.source_language):
         raise ConfigError(
-            "--src-vocab takes the place of the checkpoint's own text, which --prefix and --src-lang are about. Leave them "
-            "out, and put what they say into the input; or leave out --src-vocab."
+            "--src-vocab replaces the checkpoint's own tokenizer, which --prefix and --src-lang refer to. Leave them "
+            "out, and put their text into the input; or leave out --src-vocab."
         )
     return read_checkpoint(path, hints, family, text).checkpoint(tokenizers)
 
@@ -149,7 +148,7 @@ def load_checkpoint(
 def inspect_checkpoint(
     path: Path, hints: Mapping[str, Any], *, tokenizers: Tokenizers | None = None, family: Chosen = None
 ) -> Inspection:
-    """Tell what a checkpoint is without needing to know all of it.
+    """Describe a checkpoint, even if some of its settings are unknown.
 
     Raises:
         CheckpointError: the file cannot be read or is of no known family.
@@ -159,48 +158,48 @@ def inspect_checkpoint(
 
 @dataclass(frozen=True)
 class Reading:
-    """A file or folder, and what it and its user say of it."""
+    """The content of a file or folder, with the user's hints about it."""
 
     path: Path
     weights: dict[str, Tensor]
-    """Under the names of its family."""
+    """Weights under the names of the family."""
     family: Family | None
-    """None: it is our own."""
+    """Family of the weights; None for tfexport's own checkpoints."""
     fields: dict[str, Any]
-    """Of `ModelConfig`, as the file tells them."""
+    """`ModelConfig` fields from the file."""
     hints: dict[str, Any]
-    """Of `ModelConfig`, as the user tells them."""
+    """`ModelConfig` fields from the user."""
     unclear: dict[str, str]
-    """What to ask for beside fields, each with its flag."""
+    """Other missing hints, each with its flag."""
     tokenizers: Tokenizers
     given: dict[str, Any]
-    """All that the user said, in fields, names of layers and languages."""
+    """All hints of the user: fields, names of layers and languages."""
     describes_text: bool = False
-    """Its config says which tokens are special; those of its tokenizers need not be the model's."""
+    """Whether the config defines the special tokens. Those of the tokenizers may then differ."""
     absent: Mapping[str, str] = field(default_factory=dict)
-    """By side, source or target, whose vocabulary was not found: the note for a user who gives none."""
+    """Notes for a user who gives no vocabulary, by the side (source or target) whose vocabulary was not found."""
     ignored: tuple[str, ...] = ()
-    """The names of tensors that the user said belong to no layer."""
+    """Names of tensors that belong to no layer, according to the user."""
     generation: Mapping[str, Any] | None = None
-    """How its library searches by itself, as `generation_config.json` has it."""
+    """Default search options of the model's library, from `generation_config.json`."""
 
     def telling(self, given: Tokenizers | None) -> Tokenizers:
-        """The tokenizers whose special tokens are the model's."""
+        """The tokenizers that define the model's special tokens."""
         return (given or Tokenizers(None, None)) if self.describes_text else self.tokenizers.replaced_by(given)
 
     def notes(self, given: Tokenizers | None) -> tuple[str, ...]:
-        """What its owner should know, who gives these vocabularies."""
+        """Notes for a user who gives these vocabularies."""
         absent = (note for side, note in self.absent.items() if given is None or getattr(given, side) is None)
         return (*dict.fromkeys(absent), *(self.family.notes if self.family else ()))
 
     def _id_problems(self, used: Tokenizers, given: Tokenizers | None, config: ModelConfig) -> Iterable[str]:
         if not self.describes_text:
             return id_problems(used, config)
-        # Many models begin with another token than that which their vocabulary has for it.
+        # Many models start with another token than the bos of their vocabulary.
         return id_problems(given or Tokenizers(None, None), config, ("unk", "pad", "eos"))
 
     def checkpoint(self, given: Tokenizers | None = None) -> Checkpoint:
-        """The model whole; see `load_checkpoint`."""
+        """The complete model; see `load_checkpoint`."""
         check_lengths(self.path, self.fields, self.hints)
         fields, missing = complete(self.family, self.fields, self.hints, self.telling(given))
         if missing := self.unclear | missing:
@@ -231,11 +230,11 @@ class Reading:
         )
 
     def inspection(self, given: Tokenizers | None = None) -> Inspection:
-        """What is known of it; see `inspect_checkpoint`."""
+        """The description of the checkpoint; see `inspect_checkpoint`."""
         fields, missing = complete(self.family, self.fields, self.hints, self.telling(given))
         problems: list[str] = []
         if not self.unclear:
-            # Few shapes depend on a field that a file cannot tell, so any value serves to check the others.
+            # Few shapes depend on a field that a file cannot contain, so any value is good enough to check the others.
             stand_ins = {"n_heads": 1, "embedding_scale": 1.0, "activation": "relu", "norm_first": False}
             stand_ins |= {"max_source_length": 1, "max_target_length": 1}
             stood_in = {name: stand_ins.get(name, 0) for name in missing}
@@ -260,12 +259,12 @@ class Reading:
 def read_checkpoint(
     path: Path, hints: Mapping[str, Any], family: Chosen = None, text: TextOptions | None = None
 ) -> Reading:
-    """Read and recognise a file or folder, and nothing more; see `load_checkpoint`."""
+    """Read a file or folder and recognise its family; see `load_checkpoint`."""
     toolkit = _toolkit(path)
     if toolkit is None or (path.is_file() and family is not None and not isinstance(family, str)):
         if text:
             raise ConfigError(
-                f"{path} is not of a toolkit that knows languages: --src-lang, --tgt-lang and --prefix mean nothing. "
+                f"{path} is not of a toolkit that knows languages: --src-lang, --tgt-lang and --prefix have no effect. "
                 "Leave them out."
             )
         return _read_state_dict(path, hints, family)
@@ -319,7 +318,7 @@ def _read_state_dict(path: Path, hints: Mapping[str, Any], chosen: Chosen) -> Re
         ) from error
     if isinstance(offset := said.get("position_offset"), int) and "position_offset" not in fields:
         for name in fields.keys() & {"max_source_length", "max_target_length"}:
-            fields[name] -= offset  # tables are told by their rows
+            fields[name] -= offset  # the file gives the rows of its tables
     nothing = Tokenizers(None, None)
     return Reading(path, raw.weights, fitted, fields, said, unclear, nothing, given, ignored=raw.ignored)
 
@@ -333,7 +332,7 @@ def _toolkit(path: Path) -> Toolkit | None:
 
 
 def _sha256(path: Path) -> str:
-    """Of a file, or of the sums, in hexadecimal, of the files that a toolkit's checkpoint lies in."""
+    """The sha256 of a file; for a toolkit's checkpoint, of the hexadecimal sums of its files."""
     toolkit = _toolkit(path)
     if toolkit is None or list(files := toolkit.files(path)) == [path]:
         return file_sha256(path)

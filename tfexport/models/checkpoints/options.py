@@ -1,8 +1,7 @@
-"""The options that describe a checkpoint: what its file does not say, and its user does.
+"""The options that describe a checkpoint, for values that its file lacks.
 
-`tfexport export`, `inspect`, `probe` and `parity` and the functions of the same names take them from here. A bundle records
-those about text, so that parity reads the checkpoint again as the export read it. `models/checkpoints/reading.py` reads with
-them.
+`tfexport export`, `inspect`, `probe` and `parity` and the functions of the same names use them. A bundle records the options
+of text, so that parity reads the checkpoint as the export did. `models/checkpoints/reading.py` applies them.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def _scale(called: str, given: str) -> float | str:
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyOptions(Options):
-    """How a checkpoint is read."""
+    """Options for the reading of a checkpoint."""
 
     family: str | None = option(
         None,
@@ -57,7 +56,7 @@ class FamilyOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutOptions(Options):
-    """What the shapes of the weights leave open."""
+    """Options for properties that do not follow from the shapes of the weights."""
 
     heads: int | None = option(None, minimum=1, gives=("n_heads",), help="Number of attention heads.")
     norm_first: bool | None = option(
@@ -139,7 +138,7 @@ class TextSettings(Options):
     )
 
     def recorded(self, checkpoint: Path) -> dict[str, Any]:
-        """The settings that are not the default, JSON-ready; files relative to the checkpoint's folder."""
+        """The settings that differ from the default, JSON-ready. Paths are relative to the checkpoint's folder."""
         given = {
             field.name: getattr(self, field.name)
             for field in fields(TextSettings)
@@ -151,14 +150,14 @@ class TextSettings(Options):
         }
 
     def or_recorded(self, recorded: Mapping[str, Any], checkpoint: Path) -> tuple[TextSettings, list[str]]:
-        """These settings, and of others those `recorded` of an export, with the files that are no longer where they were."""
+        """These settings, completed by those that an export recorded, and the recorded files that no longer exist."""
         chosen: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(TextSettings)}
         lost, gone = [], set()
         for field in fields(TextSettings):
             value: Any = recorded.get(field.name)
             is_open = chosen[field.name] == field.default and _NEEDS.get(field.name) not in gone
             wanted = bool if isinstance(field.default, bool) else str
-            if not is_open or type(value) is not wanted:  # a manifest may have anything
+            if not is_open or type(value) is not wanted:  # a manifest may contain any value
                 continue
             if field.name in _FILES:
                 value = checkpoint.parent / str(value)
@@ -172,12 +171,12 @@ class TextSettings(Options):
 
 _FILES = ("src_vocab", "tgt_vocab", "src_bpe", "tgt_bpe")
 _NEEDS = {"src_tokenizer": "src_vocab", "lowercase": "src_vocab", "src_bpe": "src_vocab", "tgt_bpe": "tgt_vocab"}
-"""What a setting is used with. Where the export recorded it and it is lost, the setting is lost, too."""
+"""The setting that each setting needs. If a recorded file is lost, the settings that need it are lost too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class IdOptions(Options):
-    """Special ids, and how long sequences may be."""
+    """Special ids and the maximum length of sequences."""
 
     unk: int | None = option(None, minimum=0, gives=("unk_id",), help="Id of the unknown token.", panel=_IDS)
     pad: int | None = option(None, minimum=0, gives=("pad_id",), help="Id of padding.", panel=_IDS)
@@ -198,17 +197,17 @@ class IdOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(LayoutOptions, FamilyOptions):
-    """What `inspect` takes."""
+    """The options of `inspect`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceOptions(TextSettings, FamilyOptions):
-    """How parity reads a checkpoint again."""
+    """The options with which parity reads a checkpoint again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOptions(IdOptions, TextSettings, ModelOptions):
-    """All that a user may say of a checkpoint."""
+    """All options that describe a checkpoint."""
 
 
 USAGE: Mapping[str, str] = {
@@ -216,4 +215,4 @@ USAGE: Mapping[str, str] = {
     for found in declared(CheckpointOptions).values()
     for field in found.about.gives
 }
-"""The flag that gives a field of `ModelConfig`, as errors write it."""
+"""The flag of each field of `ModelConfig`, for error messages."""

@@ -1,4 +1,4 @@
-"""Checkpoints read with the options that describe them: settings beside the file, vocabularies and subword codes."""
+"""Reading of checkpoints with the options that describe them: configuration files, vocabularies and subword codes."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from tfexport.text.tokenizers import TextTokenizer
 from tfexport.text.vocabularies import read_vocabulary
 
 Say = Callable[[str], None]
-"""Gets a note for the user."""
+"""A function that shows a note to the user."""
 
 
 def open_checkpoint(checkpoint: Path, options: CheckpointOptions, say: Say) -> Checkpoint:
-    """A checkpoint, read with what its user says of it.
+    """Read a checkpoint with the user's options.
 
     Raises:
-        TfexportError: the file cannot be read or is of no known family; or what it does not say is not given.
+        TfexportError: the file cannot be read or is of no known family, or a required value is missing.
     """
     return read_with_text(checkpoint, hints_of(options, checkpoint, say), chosen_family(options), text=options)
 
 
 def chosen_family(options: FamilyOptions) -> Chosen:
-    """The name of a family, or the families of a file of the user's own, which is run."""
+    """The name of a family, or the families of the user's own family file, which is run."""
     if options.family is None or not options.family.endswith(".py"):
         return options.family
     return read_family_file(Path(options.family))
 
 
 def hints_of(options: FamilyOptions, checkpoint: Path, say: Say) -> dict[str, Any]:
-    """The `ModelConfig` fields and names of layers that the user gives; options win over the JSON file.
+    """The `ModelConfig` fields and names of layers that the user gives. Options override the JSON file.
 
     Raises:
         ConfigError: the JSON file cannot be read, or has an unknown field.
@@ -54,7 +54,7 @@ def hints_of(options: FamilyOptions, checkpoint: Path, say: Say) -> dict[str, An
             given = read_hints(beside)
             say(f"note: using the configuration {beside}")
         except ConfigError as error:
-            say(f"note: not using the file beside the checkpoint: {error}")
+            say(f"note: not using the file next to the checkpoint: {error}")
     for name, found in declared(type(options)).items():
         value = getattr(options, name)
         if value is not None:
@@ -65,10 +65,10 @@ def hints_of(options: FamilyOptions, checkpoint: Path, say: Say) -> dict[str, An
 def read_with_text(
     checkpoint: Path, hints: Mapping[str, Any], family: Chosen = None, *, text: TextSettings
 ) -> Checkpoint:
-    """`load_checkpoint` with settings of text, which the result records.
+    """`load_checkpoint` with text settings, which the result records.
 
     Raises:
-        TfexportError: what `load_checkpoint` raises, or a vocabulary cannot be read.
+        TfexportError: as `load_checkpoint`; or a vocabulary cannot be read.
     """
     spoken = TextOptions(text.src_lang, text.tgt_lang, text.prefix)
     tokenizers = read_vocabularies(text, hints.get("unk_id"))
@@ -77,7 +77,7 @@ def read_with_text(
 
 
 def read_vocabularies(text: TextSettings, unk_id: int | None) -> Tokenizers | None:
-    """The tokenizers of the given vocabularies; None where there are none.
+    """The tokenizers of the given vocabularies; None if none are given.
 
     Raises:
         TfexportError: a vocabulary cannot be read, or settings need one that is not given.
@@ -87,7 +87,7 @@ def read_vocabularies(text: TextSettings, unk_id: int | None) -> Tokenizers | No
     if language is None and splitter != "whitespace":
         raise TfexportError(f"there is no tokeniser {splitter!r}. Use --src-tokenizer whitespace, or spacy:LANG.")
     if source is None and (language is not None or text.lowercase):
-        raise TfexportError("--src-tokenizer and --lowercase say how --src-vocab is used. Give --src-vocab too.")
+        raise TfexportError("--src-tokenizer and --lowercase need --src-vocab. Give --src-vocab too.")
     if source is None and target is None:
         return None
     return Tokenizers(
@@ -99,10 +99,10 @@ def read_vocabularies(text: TextSettings, unk_id: int | None) -> Tokenizers | No
 
 
 def with_codes(tokenizers: Tokenizers, text: TextSettings) -> Tokenizers:
-    """The `tokenizers` for text that codes of subword-nmt split, on the sides that have some.
+    """Add the subword-nmt codes to the `tokenizers` of the sides that have codes.
 
     Raises:
-        TokenizerError: a side has no vocabulary, or splits text by itself, or a file has no codes.
+        TokenizerError: a side has no vocabulary, or its tokenizer splits words itself, or a file has no codes.
     """
 
     def split(side: str, flag: str, tokenizer: TextTokenizer | None, codes: Path | None) -> TextTokenizer | None:

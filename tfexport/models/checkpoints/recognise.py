@@ -1,4 +1,4 @@
-"""Which family the weights of a file are of, and what to say where they are of none."""
+"""Recognition of the family of a file's weights, and the error for weights of no known family."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ FAMILIES = (*tutorial.FAMILIES, annotated.FAMILY, per_head.FAMILY, torch_transfo
 NATIVE = "native"
 
 Chosen = str | Sequence[Family] | None
-"""What the user says of the family: its name, or one or more of their own. A name is never a path to a file."""
+"""The family that the user gives: its name, or one or more of the user's own. A name is never a path to a file."""
 
 
 def family_of(path: Path, weights: Mapping[str, Tensor], chosen: Chosen) -> Family:
     """The family of the weights in `path`.
 
     Raises:
-        CheckpointError: they are of none, or not of the one that was chosen.
+        CheckpointError: no family matches the weights, or the chosen family does not.
     """
     if chosen is None:
         found = next((family for family in FAMILIES if family.matches(weights)), None)
@@ -51,7 +51,7 @@ def family_of(path: Path, weights: Mapping[str, Tensor], chosen: Chosen) -> Fami
 
 
 def refuse_leading_zeros(path: Path, names: Iterable[str], family: Family | None = None) -> None:
-    """Raises CheckpointError where names that a family does not know have numbers such as `01`."""
+    """Raise CheckpointError if names that a family does not know have numbers such as `01`."""
     odd = [name for name in names if has_leading_zero(name) and not (family and family.known(name))]
     if odd:
         raise CheckpointError(
@@ -63,7 +63,7 @@ def refuse_leading_zeros(path: Path, names: Iterable[str], family: Family | None
 
 def _no_family(path: Path, weights: Mapping[str, Tensor]) -> str:
     def likeness(family: Family) -> tuple[int, float]:
-        """Names that the family knows; among families that know none, how many words their names share."""
+        """The number of names that the family knows, and for equal numbers the share of common words."""
         theirs, ours = (_words(names) for names in (family.renames, weights))
         return sum(map(family.known, weights)), len(theirs & ours) / len(theirs | ours)
 

@@ -1,9 +1,9 @@
-"""A user's own family file: Python that its owner names on the command line, and that is run because it is theirs.
+"""A user's own family file: Python code that the user names on the command line. It is run, because the user wrote it.
 
     FAMILY = Family(name="my-model", about="...", renames={...}, signature=(...), read_config=...)
 
-`FAMILIES` may hold several, asked in their order. A function `reference(weights, config)` gives the module that the weights
-were trained in, for `tfexport probe` (see `Family.reference`). examples/my_family.py is a complete one.
+`FAMILIES` may hold several families, which are tried in order. A function `reference(weights, config)` returns the module
+that the weights were trained in, for `tfexport probe` (see `Family.reference`). examples/my_family.py is a complete file.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Result = TypeVar("Result")
 Weights = dict[str, Tensor]
 
 _MOST_SHOWN = 300
-"""Characters of an error that are shown."""
+"""Maximum number of characters of an error that are shown."""
 
 
 def read_family_file(path: Path) -> tuple[Family, ...]:
-    """Run the file and return its families, in the order in which they are asked.
+    """Run the file and return its families, in the order in which they are tried.
 
-    Their functions name the line of the file where they fail.
+    An error in one of their functions names the line of the file.
 
     Raises:
         ConfigError: the file is missing, fails, or has no family.
@@ -92,7 +92,7 @@ _FIELDS = tuple(field.name for field in dataclasses.fields(ModelConfig))
 
 
 def _wrong_field(family: Family) -> str | None:
-    """What is wrong with the types of a family's fields, in words."""
+    """The problem with the types of a family's fields, in words."""
 
     def is_names(value: Any) -> bool:
         return isinstance(value, tuple | list) and all(isinstance(name, str) for name in value)
@@ -119,7 +119,7 @@ def _wrong_field(family: Family) -> str | None:
             return f"{name} is not {kind}"
     for name in ("asked", "usual"):
         if others := [field for field in getattr(family, name) if field not in _FIELDS]:
-            return f"{name} has {others[0]!r}, which is no field of the configuration{_nearest(others[0])}"
+            return f"{name} has {others[0]!r}, which is not a field of the configuration{_nearest(others[0])}"
     return None
 
 
@@ -130,34 +130,34 @@ def _nearest(name: str) -> str:
 
 def _wrong_fields(given: Any) -> str | None:
     if not isinstance(given, dict):
-        return f"gives {type(given).__name__}, not a dict of configuration fields"
+        return f"returns {type(given).__name__}, not a dict of configuration fields"
     for name, value in given.items():
         if name not in _FIELDS:
-            return f"gives {name!r}, which is no field of the configuration{_nearest(str(name))}"
+            return f"returns {name!r}, which is not a field of the configuration{_nearest(str(name))}"
         if not isinstance(value, bool | int | float | str | tuple | list):
-            return f"gives {name} as {type(value).__name__}, not as a plain value, as len(weight) or int(number) is"
+            return f"returns {name} as {type(value).__name__}, not as a plain value such as len(weight) or int(number)"
     return None
 
 
 def _wrong_weights(given: Any) -> str | None:
     if not isinstance(given, dict):
-        return f"gives {type(given).__name__}, not a dict of names to tensors. Let it return the weights"
+        return f"returns {type(given).__name__}, not a dict of names to tensors. Let it return the weights"
     for name, value in given.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
-            return f"gives {type(value).__name__} as {name!r}, not a tensor"
+            return f"returns {type(value).__name__} as {name!r}, not a tensor"
     return None
 
 
 def _no_module(given: Any) -> str | None:
     return (
-        None if isinstance(given, nn.Module) else f"gives {type(given).__name__}, not an nn.Module. Let it return one"
+        None if isinstance(given, nn.Module) else f"returns {type(given).__name__}, not an nn.Module. Let it return one"
     )
 
 
 def _giving(
     path: Path, name: str, function: Callable[..., Result], wrong: Callable[[Any], str | None]
 ) -> Callable[..., Result]:
-    """The function, whose result is checked."""
+    """Wrap the function to check its result."""
 
     @wraps(function)
     def checked(*arguments: Any) -> Result:
@@ -170,7 +170,7 @@ def _giving(
 
 
 def _not_in_place(path: Path, adjust: Callable[[Weights], Weights]) -> Callable[[Weights], Weights]:
-    """The weights of a file are read once and converted more than once, so nobody may write into them."""
+    """Wrap `adjust` to reject writes into its input: the weights are read once and converted more than once."""
 
     def adjusted(weights: Weights) -> Weights:
         before = {name: tensor._version for name, tensor in weights.items()}
@@ -180,7 +180,7 @@ def _not_in_place(path: Path, adjust: Callable[[Weights], Weights]) -> Callable[
         if changed:
             raise ConfigError(
                 f"`adjust` of {path} writes into {changed[0]}. Let it make new tensors: weights[name] = weights[name] * 2, "
-                "and not weights[name] *= 2."
+                "not weights[name] *= 2."
             )
         return made
 
@@ -198,7 +198,7 @@ def _telling(path: Path, function: Callable[..., Result]) -> Callable[..., Resul
 
 @contextlib.contextmanager
 def _running(path: Path) -> Iterator[None]:
-    """Find modules beside the user's file, as a script does, and make any error one of tfexport that names its line."""
+    """Import modules from the folder of the user's file, as a script does. Errors become tfexport errors with the line."""
     folder = str(path.resolve().parent)
     sys.path.insert(0, folder)
     try:

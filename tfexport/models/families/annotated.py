@@ -1,7 +1,7 @@
 """Family `annotated`: harvardnlp/annotated-transformer.
 
 Pre-norm with final norms, sinusoids stored in a buffer, embeddings times sqrt(d_model). Its LayerNorm divides by
-`std + eps` with the unbiased deviation and eps 1e-6 outside the root; see `_fold_norms`.
+`std + eps`, with the unbiased standard deviation and eps 1e-6 outside the root; see `_fold_norms`.
 """
 
 from __future__ import annotations
@@ -66,17 +66,17 @@ def _adjust(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _fold_norms(name: str, tensor: Tensor) -> Tensor:
-    """Make `a * (x - mean) / (std + eps)`, std over n - 1, an `nn.LayerNorm`, whose variance is over n.
+    """Convert `a * (x - mean) / (std + eps)`, std over n - 1, to an `nn.LayerNorm`, whose variance is over n.
 
-    std = sqrt(n / (n - 1)) * sqrt(var), so a is scaled by sqrt((n - 1) / n). LayerNorm's eps stands inside the root:
-    with eps^2 there the two agree where x varies (relative difference eps / std, 1e-6 at std 1) and where it does not.
+    std = sqrt(n / (n - 1)) * sqrt(var), so a is scaled by sqrt((n - 1) / n). LayerNorm's eps is inside the root. With eps^2
+    there, the two agree for x that varies (relative difference eps / std, 1e-6 at std 1) and for constant x.
     """
     is_norm = ".norms." in name or ".norm." in name
     if is_norm and name.endswith(".weight") and tensor.dim() == 1 and len(tensor) > 1:
         n = len(tensor)
         return tensor * math.sqrt((n - 1) / n)
     if name.endswith("positions.table") and tensor.dim() == 3:
-        return tensor.reshape(-1, tensor.shape[-1])  # [1, length, d_model] in their buffer
+        return tensor.reshape(-1, tensor.shape[-1])  # the family's buffer is [1, length, d_model]
     return tensor
 
 

@@ -1,6 +1,6 @@
-"""What a checkpoint family is: a table of names, and what its files say of the config.
+"""The description of a checkpoint family: a table of names, and the config fields that follow from its files.
 
-Adding a family is one file with a `FAMILY` and one line in the list of `models/checkpoints/recognise.py`. A user's own
+A new family needs one file with a `FAMILY` and one line in the list of `models/checkpoints/recognise.py`. A user's own
 family is the same file, given with `--family` (see `models/checkpoints/user_family.py`).
 """
 
@@ -22,47 +22,48 @@ from tfexport.models.families.names import NameTemplate, has_leading_zero
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A layout of checkpoints. Names hold `{i}` for the layer, `{p}` for `weight` or `bias`, `{h}` for the head, and
-    `{3i+1}` where several modules of a layer follow each other in one list (see `NameTemplate`).
+    """A layout of checkpoints. Names contain `{i}` for the layer, `{p}` for `weight` or `bias`, `{h}` for the head, and
+    `{3i+1}` if several modules of a layer follow each other in one list (see `NameTemplate`).
 
-    Where the foreign name has `{h}`, the parts of all heads are joined along their first axis, in order. Where a foreign
-    name stands for several canonical ones, such as a query, key and value in one matrix, it is cut into as many equal parts
+    If the foreign name has `{h}`, the tensors of all heads are joined along their first axis, in order. If a foreign name
+    stands for several canonical names, such as a query, key and value in one matrix, its tensor is split into equal parts
     along its first axis.
     """
 
     name: str
     about: str
-    """One line for people."""
+    """Description of the family, one line."""
     renames: Mapping[str, str | tuple[str, ...]]
-    """Foreign name to canonical name, or names."""
+    """Canonical name, or names, of each foreign name."""
     signature: tuple[str, ...]
-    """Names that every checkpoint of the family has and no other family's has together."""
+    """Names that every checkpoint of the family has. No other family has all of them."""
     read_config: Callable[[Mapping[str, Tensor]], dict[str, Any]]
-    """The `ModelConfig` fields that the weights, under their foreign names, tell; what they cannot tell is left out."""
+    """Function that returns the `ModelConfig` fields that follow from the weights, which have their foreign names."""
     ignored: tuple[str, ...] = ()
-    """Foreign names that hold nothing to export, such as buffers computed again; `*` stands for any text."""
+    """Foreign names that are not exported, such as buffers that are computed again; `*` stands for any text."""
     shared: Mapping[str, str] = field(default_factory=dict)
-    """Canonical names without a tensor of their own to the canonical name whose tensor they use. A name with `{i}` on the
-    left alone is that of every layer."""
+    """Canonical names that share the tensor of another canonical name. A key with `{i}` whose value has none stands for the
+    names of all layers."""
     absent: tuple[str, ...] = ()
-    """Beginnings of names that no checkpoint of this family has; they belong to a sibling."""
+    """Prefixes of names that belong to a similar family. No checkpoint of this family has such names."""
     adjust: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda weights: weights
-    """Arithmetic on the canonical weights, where names alone do not make the models equal."""
+    """Arithmetic on the canonical weights, if new names alone do not make the models equal."""
     notes: tuple[str, ...] = ()
-    """What `adjust` changes in the result, for `inspect` and the manifest."""
+    """Changes of the result by `adjust`, for `inspect` and the manifest."""
     usual: Mapping[str, Any] = field(default_factory=dict)
-    """What the family's own code uses for fields that are in no file: told to the user, never assumed."""
+    """Values of the family's own code for fields that no file contains. Messages suggest them; they are never assumed."""
     asked: tuple[str, ...] = ()
-    """Fields that other families' files tell and these do not, beside heads and special ids."""
+    """Fields that the files of this family lack, other than heads and special ids."""
     computed_positions: Callable[[int, int], Tensor] | None = None
-    """Computes a position table [positions, d_model] from its sizes, where `positions` are `stored` and a file has none."""
+    """Function that computes a position table [positions, d_model], if `positions` are `stored` and the file has none."""
     told_by_user: tuple[str, ...] = ()
-    """What `fit` takes from the user beside the fields of `ModelConfig`."""
+    """Hints of the user that `fit` needs, other than the fields of `ModelConfig`."""
     reference: Callable[[Mapping[str, Tensor], ModelConfig], nn.Module] | None = None
-    """The weights, under their foreign names, in the module that they were trained in: for `tfexport probe`. Its forward
-    takes `src_ids` [batch, src] and `tgt_ids` [batch, tgt], int64, padded with `pad_id`, to logits [batch, tgt, vocab]."""
+    """Function that loads the weights, under their foreign names, into the module that they were trained in, for `tfexport
+    probe`. The module maps `src_ids` [batch, src] and `tgt_ids` [batch, tgt], int64, padded with `pad_id`, to logits
+    [batch, tgt, vocab]."""
     reference_as_told: bool = False
-    """`reference` is made of what the user tells of the file, and so cannot find that wrong."""
+    """Whether `reference` uses the user's hints about the file, so that it cannot detect wrong hints."""
 
     def check_names(self) -> None:
         """Raise ValueError if a name has a placeholder that does not exist, or one twice."""
@@ -83,13 +84,13 @@ class Family:
         )
 
     def lacking(self, weights: Mapping[str, Tensor]) -> list[str]:
-        """The names of the signature that these weights do not have."""
+        """The names of the signature that these weights lack."""
         return [name for name in self.signature if name not in weights]
 
     def fit(self, weights: Mapping[str, Tensor], told: Mapping[str, Any]) -> tuple[Family, dict[str, str]]:
-        """The family of just these weights, where names are the user's own; and what to ask for, each with its flag.
+        """The family fitted to weights with the user's own names, and the missing hints, each with its flag.
 
-        `told` is what the user said of `told_by_user`.
+        `told` has the user's hints for `told_by_user`.
         """
         return self, {}
 
@@ -98,18 +99,18 @@ class Family:
         return bool(self.canonical_names(name)) or self.ignores(name)
 
     def ignores(self, name: str) -> bool:
-        """Whether a foreign name holds nothing to export."""
+        """Whether a foreign name is not exported."""
         return any(template.match(name) is not None for template in self._ignored)
 
     def canonical_names(self, name: str) -> tuple[str, ...]:
-        """The canonical names of a foreign one, one for each part; none where the table does not know it."""
+        """The canonical names of a foreign name, one per part; empty if the table does not contain it."""
         for template, targets in self._forward:
             if (values := template.match(name)) is not None:
                 return tuple(target.fill(values) for target in targets)
         return ()
 
     def foreign_name(self, canonical: str) -> str:
-        """How the family writes a canonical name, for messages; `{h}` stays for the head."""
+        """The foreign name of a canonical name, for messages; `{h}` stays for the head."""
         canonical = self.shared_name(canonical) or canonical
         for template, source in self._backward:
             if (values := template.match(canonical)) is not None:
@@ -117,28 +118,28 @@ class Family:
         return canonical
 
     def shared_name(self, canonical: str) -> str | None:
-        """The canonical name whose tensor stands for this one too; None where it has a tensor of its own."""
+        """The canonical name whose tensor this name shares; None if it has its own tensor."""
         for template, other in self._shared:
             if (values := template.match(canonical)) is not None and (name := other.fill(values)) != canonical:
                 return name
         return None
 
     def part(self, canonical: str) -> str:
-        """Which part of its foreign tensor a canonical one is, for messages; nothing where it is all of it."""
+        """The part of the foreign tensor that a canonical name stands for, for messages; empty for the whole tensor."""
         names = self.canonical_names(self.foreign_name(canonical))
         return f" (part {names.index(canonical) + 1} of {len(names)})" if canonical in names[len(names) == 1 :] else ""
 
     def convert(self, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-        """The weights under canonical names, heads joined and parts cut, and the names that the table does not know.
+        """The weights under canonical names, with heads joined and parts split, and the names that the table lacks.
 
         Raises:
-            CheckpointError: two foreign names are one canonical name, and their numbers differ.
+            CheckpointError: two foreign names have the same canonical name, and their numbers differ.
         """
         parts: dict[str, dict[int, tuple[str, Tensor]]] = defaultdict(dict)
         unexpected = []
         for name, tensor in weights.items():
             canonical_names = self.canonical_names(name)
-            # What cannot be cut is left as it is: its shape is reported with all else that is wrong.
+            # A tensor that cannot be split stays whole; its shape is reported with all other problems.
             can_be_cut = tensor.dim() > 0 and len(tensor) >= len(canonical_names)
             cut = tensor.tensor_split(len(canonical_names)) if canonical_names and can_be_cut else [tensor]
             for canonical, piece in zip(canonical_names, cut, strict=False):
@@ -152,7 +153,7 @@ class Family:
         joined = {}
         for canonical, heads in parts.items():
             tensors = [tensor for _, (_, tensor) in sorted(heads.items())]
-            # Heads that do not fit together are left as one of them: its shape is reported with all else that is wrong.
+            # If heads do not fit together, one of them is kept; its shape is reported with all other problems.
             alike = len({tensor.shape for tensor in tensors}) == 1
             joined[canonical] = torch.cat(tensors) if alike and len(tensors) > 1 else tensors[0]
         return joined, unexpected
@@ -183,7 +184,7 @@ class Family:
 
 
 def count_indices(weights: Mapping[str, Tensor], template: str) -> int:
-    """How many different numbers stand at the last placeholder of `template` among the names of `weights`.
+    """Count the different numbers at the last placeholder of `template` in the names of `weights`.
 
     `count_indices(weights, "encoder.{i}.norm.weight")` is the number of layers.
     """

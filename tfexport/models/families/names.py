@@ -14,7 +14,7 @@ _ZEROS = re.compile(r"(?:^|\.)0[0-9]+(?:\.|$)")
 
 
 def has_leading_zero(name: str) -> bool:
-    """Whether a part of a name is a number such as `01`: it stands for no layer, so that no two names stand for one."""
+    """Whether a part of a name is a number such as `01`. It stands for no layer, so that layer names stay unique."""
     return _ZEROS.search(name) is not None
 
 
@@ -28,14 +28,14 @@ class NameTemplate:
 
     text: str
     wildcards: bool = False
-    """`*` stands for any text."""
+    """Whether `*` stands for any text."""
 
     @cached_property
     def placeholders(self) -> dict[str, tuple[int, int]]:
         """Step and offset of each placeholder, in order.
 
         Raises:
-            ValueError: the text has braces that are no placeholder, or one twice.
+            ValueError: the text has an unknown placeholder, or the same one twice.
         """
         found: dict[str, tuple[int, int]] = {}
         for match in _PLACEHOLDER.finditer(self.text):
@@ -43,13 +43,13 @@ class NameTemplate:
                 raise ValueError(f"{{{match['kind']}}} comes twice in {self.text!r}")
             found[match["kind"]] = int(match["step"] or 1), int(match["offset"] or 0)
             if found[match["kind"]][0] == 0 or (match["kind"] == "p" and found["p"] != (1, 0)):
-                raise ValueError(f"{match[0]} in {self.text!r} is no placeholder")
+                raise ValueError(f"{match[0]} in {self.text!r} is not a placeholder")
         if left := re.search(r"[{}][^{}]*}?", _PLACEHOLDER.sub("", self.text)):
-            raise ValueError(f"{left[0]} in {self.text!r} is no placeholder")
+            raise ValueError(f"{left[0]} in {self.text!r} is not a placeholder")
         return found
 
     def match(self, name: str) -> dict[str, str] | None:
-        """The values of the placeholders in a name; None where it is another name."""
+        """The values of the placeholders in a name; None if the name does not match."""
         match = self._regex.fullmatch(name)
         if match is None:
             return None
@@ -64,7 +64,7 @@ class NameTemplate:
         return values
 
     def fill(self, values: Mapping[str, str]) -> str:
-        """The name with these values. Placeholders without one stay."""
+        """The name with these values. Placeholders without a value stay."""
 
         def value(match: re.Match[str]) -> str:
             kind = match["kind"]

@@ -1,7 +1,7 @@
 """Family `per-head`: Huffon/pytorch-transformer-kor-eng, one Linear triple per head and a convolution feed-forward.
 
-Pre-norm, one LayerNorm shared by all sublayers of a layer, a frozen sinusoid table whose row 0 belongs to padding
-(token t uses row t + 1), the output layer is the target embedding.
+Pre-norm, one LayerNorm shared by all sublayers of a layer, and a frozen sinusoid table whose row 0 belongs to padding (token
+t uses row t + 1). The output layer is the target embedding.
 """
 
 from __future__ import annotations

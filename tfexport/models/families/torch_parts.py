@@ -1,7 +1,7 @@
-"""Which of the matrices beside the layers of a `torch.nn.Transformer` are embeddings, output layer and positions.
+"""The roles of the matrices outside the layers of a `torch.nn.Transformer`: embeddings, output layer and positions.
 
-Their names are the user's own. A role is given to a matrix where shapes and words of the names leave one choice, and
-asked for where they do not: nothing is taken by its place in the file.
+Their names are the user's own. A matrix gets a role if shapes and words of the names leave one choice. Otherwise the user
+is asked. The order in the file is never used.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _OUTPUT = {
 }
 _EMBEDDING = {"emb", "embed", "embedder", "embedding", "embeddings", "tok", "token", "tokens", "lut", "wte"}
 _PLAIN = {"word", "words", "vocab", "vocabulary", "table", "layer", "weight", "model", "module", "net"}
-"""Of what an embedding of words may be called beside these; `speaker` and `segment` are none of them."""
+"""Further words in names of word embeddings. `speaker` and `segment` are not among them."""
 _POSITIONS = re.compile("pos(n|enc.*|emb.*|it.*)?|pe|wpe")
 _STORED_POSITIONS = {"encoding", "encodings", "time", "timing", "sin", "sinusoid", "sinusoids", "table"}
-"""What a table with an axis of 1 may be called, too: it is kept for being added, as no matrix is."""
+"""Further words in names of position tables with an axis of 1. That axis is for the addition; matrices have none."""
 
 SINUSOIDAL = "sinusoidal"
 _KINDS = ("learned", "stored")
@@ -56,30 +56,30 @@ Roles = tuple[str, str, str]
 
 @dataclass
 class Parts:
-    """Names of weights by role; a role that is not in `unclear` has one."""
+    """Names of weights by role. Every role outside `unclear` has a name."""
 
     source: str = ""
     target: str = ""
-    """The source's where both sides share one."""
+    """Target embedding; the source embedding if both sides share one."""
     output: str = ""
-    """The target's embedding where there is no other output layer."""
+    """Output layer; the target embedding if there is no other output layer."""
     positions: tuple[str, ...] = ()
-    """Of the source and of the target; none where they are computed."""
+    """Position tables of the source and of the target; empty if they are computed."""
     kind: str = "stored"
-    """Of positions, as `ModelConfig` has it."""
+    """Kind of positions, a value of `ModelConfig.positions`."""
     unclear: dict[str, str] = field(default_factory=dict)
-    """What to ask for: the name of a hint and the flag that gives it."""
+    """Missing hints, each with its flag."""
 
 
 def find_parts(weights: Mapping[str, Tensor], d_model: int, told: Mapping[str, Any]) -> Parts:
-    """The roles of `weights`, which are those beside the layers.
+    """Find the roles of `weights`, the weights outside the layers.
 
     Args:
-        told: names that the user gives for `src_embedding`, `tgt_embedding`, `output_layer`, and for `positions` one name,
-            two with a comma between them, or `sinusoidal`.
+        told: names that the user gives for `src_embedding`, `tgt_embedding` and `output_layer`; for `positions` one name,
+            two names separated by a comma, or `sinusoidal`.
 
     Raises:
-        ConfigError: there is no such weight, or none that could be an embedding.
+        ConfigError: a named weight is missing, or no weight can be an embedding.
     """
     given = {role: _given(role, name, weights) for role, name in told.items() if role != "positions"}
     said = str(told.get("positions", ""))
@@ -97,7 +97,7 @@ def find_parts(weights: Mapping[str, Tensor], d_model: int, told: Mapping[str, A
     matrices = list(dict.fromkeys([*matrices, *given.values()]))
     if not matrices:
         raise ConfigError(
-            f"there are no embeddings of {d_model} columns beside its layers: was the torch.nn.Transformer saved alone? "
+            f"there are no embeddings of {d_model} columns outside its layers: was the torch.nn.Transformer saved alone? "
             "Save the state_dict of the whole model, model.state_dict()."
         )
     found = Parts()
@@ -115,7 +115,7 @@ def find_parts(weights: Mapping[str, Tensor], d_model: int, told: Mapping[str, A
 
 
 def _find_matrices(found: Parts, matrices: list[str], weights: Mapping[str, Tensor], given: Mapping[str, str]) -> None:
-    """Of all ways to give each matrix a role, the one that is left; what differs between several is asked for."""
+    """Choose the only possible assignment of roles to matrices. If several are possible, ask for the roles that differ."""
     free = [role for role in _ROLES if role not in given]
     ways = (
         _ways(matrices, weights, given)
@@ -133,11 +133,11 @@ def _find_matrices(found: Parts, matrices: list[str], weights: Mapping[str, Tens
 
 
 def _ways(matrices: list[str], weights: Mapping[str, Tensor], given: Mapping[str, str]) -> list[Roles]:
-    """The ways that shapes and names allow, without those that only exchange equal matrices.
+    """The assignments that shapes and names allow, except those that only exchange equal matrices.
 
-    Where the target's embedding has other rows than the output layer in each, the file is broken, which is told later.
+    If the target embedding and the output layer differ in their rows in each, the file is broken. That is reported later.
     """
-    if len(matrices) > len(_ROLES):  # of which one is something else: nothing says which
+    if len(matrices) > len(_ROLES):  # one has another role, and it is unknown which
         return []
     candidates = [[given[role]] if role in given else matrices for role in _ROLES]
     possible = [
@@ -154,7 +154,7 @@ def _ways(matrices: list[str], weights: Mapping[str, Tensor], given: Mapping[str
 
 
 def _is_contradicted(way: Roles, weights: Mapping[str, Tensor], given: Mapping[str, str]) -> bool:
-    """Whether names or a bias speak against it: what has a bias, or else is called an output, is no embedding."""
+    """Whether names or a bias contradict the assignment: a matrix with a bias, or named an output, is no embedding."""
     source, target, output = way
     if output == source != target and "output_layer" not in given:
         return True
@@ -177,7 +177,7 @@ def _is_contradicted(way: Roles, weights: Mapping[str, Tensor], given: Mapping[s
 
 
 def _is_supported(way: Roles, weights: Mapping[str, Tensor], given: Mapping[str, str]) -> bool:
-    """Whether two embeddings are known to be the source's and the target's: any third matrix could be called one."""
+    """Whether two embeddings are known to be those of source and target; any third matrix could have such a name."""
     source, target, _ = way
     if given.keys() & {"src_embedding", "tgt_embedding"} or _are_equal(weights[source], weights[target]):
         return True
@@ -188,7 +188,7 @@ def _is_supported(way: Roles, weights: Mapping[str, Tensor], given: Mapping[str,
 
 
 def _are_equal(one: Tensor, other: Tensor) -> bool:
-    """Whether they are stored twice; a NaN in them, or what is no plain tensor, is told later."""
+    """Whether two tensors are equal. NaN, and values other than plain tensors, are reported later."""
     if one is other:
         return True
     are_plain = all(tensor.layout == torch.strided and not tensor.is_meta for tensor in (one, other))
@@ -225,7 +225,7 @@ def _find_positions(found: Parts, tables: list[str], named: tuple[str, ...], sai
 
 
 def _is_table(name: str, tensor: Tensor, d_model: int) -> bool:
-    """Whether it holds a vector for each position, by its name: [length, d_model], [length, 1, d_model] or so."""
+    """Whether a tensor is a table of position vectors, by its name and a shape such as [length, 1, d_model]."""
     words = _words(name)
     is_stored = tensor.dim() == 3 and 1 in tensor.shape[:2] and max(tensor.shape[:2]) > 1
     by_name = any(_POSITIONS.fullmatch(word) for word in words) or bool(is_stored and words & _STORED_POSITIONS)
@@ -233,25 +233,25 @@ def _is_table(name: str, tensor: Tensor, d_model: int) -> bool:
 
 
 def _is_of_one_side(table: str) -> bool:
-    """Whether a name is of the source's or of the target's positions; a `pos_encoder` is neither's."""
+    """Whether a name belongs to the source's or the target's positions; `pos_encoder` belongs to neither."""
     return bool(_words(table) & (_TARGET | {"src", "source"}) or set(table.lower().split(".")) & _SOURCE)
 
 
 def _given(role: str, name: object, weights: Mapping[str, Tensor]) -> str:
-    """The full name of a weight that the user names, or whose layer they name."""
+    """The full name of a weight, from the user's name of the weight or of its layer."""
     for full in (str(name), f"{name}.weight"):
         if full in weights:
             return full
     large = [known for known, tensor in weights.items() if tensor.dim() > 1]
     raise ConfigError(
-        f"{FLAGS[role]} is {name}, which is not beside the layers. There are{_candidates(large, weights)}."
+        f"{FLAGS[role]} is {name}, which is not outside the layers. There are{_candidates(large, weights)}."
     )
 
 
 def _sides(names: list[str]) -> tuple[str, str] | None:
-    """Of two names the source's and the target's, where their words say so: `src_emb` and `tgt_emb`, `emb` and `tgt_emb`.
+    """The source's and the target's of two names, if their words show it: `src_emb` and `tgt_emb`, `emb` and `tgt_emb`.
 
-    A word that both have says nothing: `pos_encoder_src` and `pos_encoder_tgt`.
+    Words that both names have do not count: `pos_encoder_src` and `pos_encoder_tgt`.
     """
     if len(names) != 2:
         return None
@@ -267,7 +267,7 @@ def _bias_of(name: str) -> str:
 
 
 def _words(name: str) -> set[str]:
-    """`srcTokEmb.weight` to src, tok, emb and weight."""
+    """The words of a name: `srcTokEmb.weight` to src, tok, emb and weight."""
     return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
 
 

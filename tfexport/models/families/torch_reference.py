@@ -1,4 +1,4 @@
-"""A `torch` checkpoint in PyTorch's own layers, under the names of its file: what `tfexport probe` holds ours against."""
+"""A `torch` checkpoint in PyTorch's own layers, under the names of its file: the reference of `tfexport probe`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 
 class TorchReference(nn.Module):
-    """`nn.TransformerEncoderLayer` and `nn.TransformerDecoderLayer` with what surrounds them, post- or pre-norm as told."""
+    """`nn.TransformerEncoderLayer`s and `nn.TransformerDecoderLayer`s with embeddings, norms and the output layer."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class TorchReference(nn.Module):
         )
 
     def forward(self, src_ids: Tensor, tgt_ids: Tensor) -> Tensor:
-        """`src_ids` [batch, src] and `tgt_ids` [batch, tgt], padded with `pad_id`, to logits [batch, tgt, vocab]."""
+        """Logits [batch, tgt, vocab] for `src_ids` [batch, src] and `tgt_ids` [batch, tgt], padded with `pad_id`."""
         encoder, decoder = (self.get_submodule(prefix[:-1]) for prefix in self.stacks)
         hidden = src_ids == self.config.pad_id
         states = self._embedded(src_ids, self.parts.source, 0)
@@ -96,7 +96,7 @@ class TorchReference(nn.Module):
 
 
 def _place(root: nn.Module, path: str, what: nn.Module | nn.Parameter) -> None:
-    """Put a module or parameter at a path, with modules on the way that do nothing."""
+    """Put a module or parameter at a path; missing modules on the path become empty modules."""
     *way, last = path.split(".")
     for name in way:
         if not hasattr(root, name):

@@ -1,8 +1,8 @@
-"""Family `torch`: layers of `torch.nn.Transformer`, or of its encoder and decoder, within a class of the user's own.
+"""Family `torch`: layers of `torch.nn.Transformer`, or of its encoder and decoder, in the user's own class.
 
-What surrounds the layers has the user's names: `models/families/torch_parts.py` finds embeddings, output
-and positions, or asks. A file does not tell heads, pre- or post-norm, the activation and the scale of the embeddings;
-`batch_first` is without effect on the weights.
+Weights outside the layers have the user's names: `models/families/torch_parts.py` finds embeddings, output and positions,
+or asks. A file does not contain the number of heads, pre- or post-norm, the activation or the scale of the embeddings.
+`batch_first` has no effect on the weights.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _USUAL = {
     "n_heads": 8, "norm_first": False, "activation": "relu", "embedding_scale": "sqrt",
     "unk_id": 0, "pad_id": 1, "bos_id": 2, "eos_id": 3,
 }  # fmt: skip
-"""Of the tutorial "Language Translation with nn.Transformer and torchtext" on pytorch.org."""
+"""Values of the tutorial "Language Translation with nn.Transformer and torchtext" on pytorch.org."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchTransformer(Family):
-    """The family before it is fitted to the names of a file."""
+    """The family, before it is fitted to the names of a file."""
 
     def lacking(self, weights: Mapping[str, Tensor]) -> list[str]:
         has_cross = any(_CROSS.fullmatch(name) for name in weights)
@@ -59,7 +59,7 @@ class TorchTransformer(Family):
         def reference(weights: Mapping[str, Tensor], config: ModelConfig) -> nn.Module:
             return TorchReference(weights, config, (encoder, decoder), norms, parts)
 
-        # PyTorch's own layers have one matrix for query, key and value, and biases everywhere or nowhere.
+        # PyTorch's layers have one matrix for query, key and value, and biases everywhere or nowhere.
         is_plain = not any(name.endswith("q_proj_weight") for name in weights) and (
             (f"{encoder}0.self_attn.out_proj.bias" in weights) == (f"{encoder}0.linear1.bias" in weights)
         )
@@ -87,7 +87,7 @@ class TorchTransformer(Family):
 
 
 def _stacks(weights: Mapping[str, Tensor]) -> tuple[str, str]:
-    """What stands before the numbers of the encoder's and of the decoder's layers: `transformer.encoder.layers.`"""
+    """The prefixes of the encoder's and the decoder's layers, such as `transformer.encoder.layers.`"""
     every = {match[1]: None for match in map(_SELF.fullmatch, weights) if match}
     decoders = [
         prefix for prefix in every if any(name.startswith(prefix) and _CROSS.fullmatch(name) for name in weights)
@@ -108,7 +108,7 @@ def _stack(ours: str, theirs: str, attentions: Mapping[str, str]) -> dict[str, s
     for attention, canonical in attentions.items():
         to = f"{layer}.{canonical}"
         names[f"{theirs}{{i}}.{attention}.in_proj_{{p}}"] = tuple(f"{to}.{name}.{{p}}" for name in projections)
-        for name in projections:  # where kdim or vdim were given
+        for name in projections:  # if kdim or vdim were given
             names[f"{theirs}{{i}}.{attention}.{name[0]}_proj_weight"] = f"{to}.{name}.weight"
         names[f"{theirs}{{i}}.{attention}.out_proj.{{p}}"] = f"{to}.output.{{p}}"
     names[f"{theirs}{{i}}.linear1.{{p}}"] = f"{layer}.feed_forward.hidden.{{p}}"
@@ -119,7 +119,7 @@ def _stack(ours: str, theirs: str, attentions: Mapping[str, str]) -> dict[str, s
 
 
 def _final_norms(beside: Mapping[str, Tensor], encoder: str, decoder: str) -> dict[str, str]:
-    """The norms after the last layers, which stand beside `layers`: `nn.Transformer` has them, its stacks alone may not."""
+    """The norms after the last layers, next to `layers`. `nn.Transformer` has them; its stacks alone may lack them."""
     names = {}
     for side, prefix in (("encoder", encoder), ("decoder", decoder)):
         for part in ("weight", "bias"):
@@ -185,7 +185,7 @@ def _part_names(parts: Parts) -> dict[str, str | tuple[str, ...]]:
     if parts.output != parts.target:
         names[parts.output] = "output_weight"
     for side, table in zip(("decoder", "encoder"), reversed(parts.positions), strict=False):
-        names[table] = f"{side}.positions.table"  # of one table for both, the encoder's: see `_adjusted`
+        names[table] = f"{side}.positions.table"  # a shared table becomes the encoder's; see `_adjusted`
     return names
 
 
@@ -194,9 +194,9 @@ def _adjusted(weights: dict[str, Tensor], *, has_bias: bool) -> dict[str, Tensor
         table = weights.get(f"{side}.positions.table")
         if table is not None and table.dim() == 3:
             weights[f"{side}.positions.table"] = table.reshape(-1, table.shape[-1])
-    if "encoder.positions.table" in weights:  # both sides' where there is one
+    if "encoder.positions.table" in weights:  # a single table serves both sides
         weights.setdefault("decoder.positions.table", weights["encoder.positions.table"])
-    if not has_bias:  # of `nn.Transformer(bias=False)`, whose norms have none either
+    if not has_bias:  # `nn.Transformer(bias=False)`, whose norms have no bias either
         for name in [name for name in weights if ".norm" in name and name.endswith(".weight")]:
             weights.setdefault(f"{name.removesuffix('weight')}bias", torch.zeros_like(weights[name]))
     return weights
@@ -211,7 +211,7 @@ def _notes(parts: Parts, masks: list[str]) -> list[str]:
     embeddings = parts.source if parts.source == parts.target else f"{parts.source} (source), {parts.target} (target)"
     notes = [
         f"embeddings: {embeddings}; output layer: {parts.output}; positions: {positions}",
-        "not in the file: norm_eps, source_bos and source_eos, which are 1e-05, true and true where --config does not say "
+        "not in the file: norm_eps, source_bos and source_eos, which are 1e-05, true and true unless --config says "
         "otherwise",
     ]
     return notes + [f"left out: {', '.join(masks)}: masks come from lengths"] * bool(masks)
@@ -219,7 +219,7 @@ def _notes(parts: Parts, masks: list[str]) -> list[str]:
 
 FAMILY = TorchTransformer(
     name="torch",
-    about="layers of torch.nn.Transformer in a class of one's own",
+    about="layers of torch.nn.Transformer in the user's own class",
     renames={},
     signature=(),
     read_config=lambda weights: {},

@@ -126,4 +126,4 @@ FAMILIES = (
     _translator(_NORMS, ()),
     _classifier(_NORMS, ()),
 )
-"""Two versions of each; the first version is the one with the longer signature, so it is asked first."""
+"""Two versions of each. The first version has the longer signature, so it is tried first."""

@@ -1,1 +1,1 @@
-"""File formats. Nothing from a file is ever executed."""
+"""File formats. No code from a file is executed."""

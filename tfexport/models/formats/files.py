@@ -1,4 +1,4 @@
-"""Checkpoint files to tensors by name, whatever was put around them. Nothing from a file is ever executed."""
+"""Reading of checkpoint files: tensors by name, without wrappers. No code from a file is executed."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from tfexport.system.regular_files import open_regular
 
 @dataclass(frozen=True)
 class RawCheckpoint:
-    """A file's tensors under their own names, wrappers taken off."""
+    """A file's tensors under their own names, without wrappers."""
 
     weights: dict[str, Tensor]
     metadata: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
-    """The names of tensors that its user said belong to no layer."""
+    """Names of tensors that belong to no layer, according to the user."""
 
 
 EVERYTHING = Picked()
-"""The only state_dict of a file, and all of its tensors."""
+"""Selects all tensors of the only state_dict of a file."""
 
 
 def read_file(path: Path, *, unwrap: bool = True, picked: Picked = EVERYTHING) -> RawCheckpoint:
-    """Read a file of tensors by name, of torch.save or safetensors. Objects in it are read as what the file says of them.
+    """Read a file of tensors by name, from torch.save or safetensors. Other objects become records, which run no code.
 
     Args:
-        unwrap: take off what training scripts put around a state_dict and before its names.
-        picked: which of its tensors are the model's.
+        unwrap: remove wrappers of training scripts around a state_dict, and prefixes of its names.
+        picked: selection of the model's tensors.
 
     Raises:
-        CheckpointError: the file is missing, cut, declares more than it has, or holds no tensors by name.
+        CheckpointError: the file is missing or cut, declares more than it contains, or has no tensors by name.
     """
-    if not os.path.isfile(path):  # unlike pathlib, it takes a name that is too long for one of no file
+    if not os.path.isfile(path):  # unlike pathlib, it reports a name that is too long as a missing file
         if os.path.exists(path) and not os.path.isdir(path):
-            raise CheckpointError(f"{path} is a pipe or a device. Copy what it gives to a file, and give that.")
+            raise CheckpointError(f"{path} is a pipe or a device. Copy its content to a file, and give that.")
         raise CheckpointError(f"there is no file {path}. Give the path of a checkpoint such as ckpt.pt.")
     try:
         with open_regular(path) as file:
             head = file.read(16)
-        if head[8:9] == b"{":  # after the header's length in 8 bytes
+        if head[8:9] == b"{":  # after the length of the header, 8 bytes
             with safe_open(path, framework="pt") as tensors:
                 content = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 (not a dict)
                 metadata = tensors.metadata() or {}
@@ -63,7 +63,7 @@ def read_file(path: Path, *, unwrap: bool = True, picked: Picked = EVERYTHING) -
             )
     except CheckpointError:
         raise
-    except Exception as error:  # safetensors meets a damaged file with whatever its parser runs into
+    except Exception as error:  # for a damaged file, the parser of safetensors may raise any error
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(
             f"{path} cannot be read as a checkpoint: {reason}. Check that it was copied completely."
@@ -79,13 +79,13 @@ def read_file(path: Path, *, unwrap: bool = True, picked: Picked = EVERYTHING) -
 def _bare(path: Path, content: Any) -> dict[str, Tensor]:
     if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
         raise CheckpointError(
-            f"{path} holds no state_dict, but {what_is(content)}. Check that it is the model's own file."
+            f"{path} contains no state_dict, but {what_is(content)}. Check that it is the model's own file."
         )
     return {str(name): tensor for name, tensor in content.items()}
 
 
 def _copied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors in memory: those of `read_inert` change when the file does. Equal views of the same numbers stay one."""
+    """Copy tensors to memory: tensors of `read_inert` change with their file. Equal views of a storage stay one tensor."""
     copies: dict[Any, Tensor] = {}
     made = {}
     for name, tensor in weights.items():
@@ -108,8 +108,8 @@ def save_weights(weights: Mapping[str, Tensor], path: Path, metadata: dict[str, 
         save_file(dict(weights), partial, metadata)
         with partial.open("rb") as file:
             os.fsync(file.fileno())
-        move(partial, path)  # so that no half-written file has the name
-    except SafetensorError as error:  # its wrapping of a full disk and the like
+        move(partial, path)  # so that `path` is never a half-written file
+    except SafetensorError as error:  # wraps errors such as a full disk
         raise OSError(str(error)) from error
     finally:
         partial.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""CTranslate2's `model.bin`: variables by name, in floating point or in integers with scales, and other names for them.
+"""CTranslate2's `model.bin`: variables by name, as floating point or as integers with scales, and aliases.
 
-Source of the layout: `specs/model_spec.py` of CTranslate2 4.8 for what is written today (version 6), its `models/model.cc`
-for what versions 1 to 5 wrote. No length is believed before the file has so many bytes left.
+Source of the layout: `specs/model_spec.py` of CTranslate2 4.8 for version 6, and its `models/model.cc` for versions 1 to 5.
+Every length is checked against the remaining bytes of the file.
 """
 
 from __future__ import annotations
@@ -22,48 +22,48 @@ from tfexport.errors import CheckpointError, ConfigError
 from tfexport.system.regular_files import open_regular
 
 VERSION = 6
-"""The newest version of the layout that is read."""
+"""The newest supported version of the layout."""
 
 _TYPES = (np.float32, np.int8, np.int16, np.int32, np.float16, np.int16)
-"""By type id; the last is bfloat16, which NumPy does not have: its bits."""
+"""Types by type id. The last is bfloat16, which NumPy lacks; its bits are read as int16."""
 _BFLOAT16 = 5
 _BY_SIZE = {4: 0, 2: 2, 1: 1}
-"""Type ids by bytes of a number, which is what versions 1 to 3 tell."""
+"""Type ids by item size in bytes, which versions 1 to 3 store instead."""
 _GLOBAL_INT16_SCALE = 1000.0
-"""Of 16-bit weights without a scale, as the first versions wrote them (`ops/quantize.cc`)."""
+"""Scale of 16-bit weights without a scale, from the first versions (`ops/quantize.cc`)."""
 _GIT_LFS = int.from_bytes(b"vers", "little")
-"""What a pointer of Git LFS begins with, as a number: `version https://git-lfs...`."""
+"""The first bytes of a Git LFS pointer (`version https://git-lfs...`), as a number."""
 _MOST_AXES = 4
 _MOST_ALIASES = 16
-"""How many times a file may use its numbers. Layers share weights; but each may be copied, as it is converted."""
+"""Maximum number of uses of a file's numbers. Layers may share weights, but the conversion may copy each of them."""
 
 
 @dataclass(frozen=True)
 class ModelBin:
-    """What a `model.bin` holds. Other names for a tensor stand beside its own, with the same tensor."""
+    """The content of a `model.bin`. Aliases of a tensor are entries with the same tensor."""
 
     version: int
     spec: str
-    """The name of the model's layout, such as TransformerSpec."""
+    """Name of the model's layout, such as TransformerSpec."""
     revision: int
-    """Of the layout."""
+    """Revision of the layout."""
     weights: dict[str, Tensor]
-    """float32, of one axis or more; integers are multiplied by the inverse of their scales."""
+    """Weights in float32, with at least one axis. Integers are multiplied by the inverse of their scales."""
     attributes: dict[str, int | float]
-    """Single numbers; those that were stored in floating point are floats."""
+    """Single numbers; those that are stored in floating point are floats."""
     texts: dict[str, str]
 
 
 def read_model_bin(path: Path, check: Callable[[str, int], None]) -> ModelBin:
-    """Read all of a file.
+    """Read a whole file.
 
     Args:
-        check: is given the name of the model's layout and its revision before anything large is read, and raises what
-            should come out where they are not those of a model that can be used.
+        check: called with the name of the model's layout and its revision before anything large is read. It raises the error
+            for an unsupported layout.
 
     Raises:
-        CheckpointError: the file is missing, is not complete or contradicts itself.
-        ConfigError: it is of a later version, or has weights of 4 bits.
+        CheckpointError: the file is missing, incomplete or contradicts itself.
+        ConfigError: the file has a later version, or weights of 4 bits.
     """
     try:
         with open_regular(path) as stream:
@@ -102,14 +102,14 @@ class _Reader:
             found[name] = self._variable(name, version)
         aliases = self._aliases(found) if version >= 3 else {}
         if self._left:
-            raise self._damaged(f"goes on for {self._left} bytes after its end")
+            raise self._damaged(f"has {self._left} bytes after its end")
         return self._sorted(version, spec, revision, found, aliases)
 
     def _damaged(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self._path} {what}, so it is damaged. Check that it was copied completely.")
 
     def _bytes(self, count: int) -> bytes:
-        """The next `count` bytes, which are there."""
+        """The next `count` bytes; raises CheckpointError if the file ends before."""
         data = self._stream.read(count) if count <= self._left else b""
         if len(data) != count:
             raise self._damaged(f"ends where {count} more bytes should be")
@@ -121,7 +121,7 @@ class _Reader:
         return int(number)
 
     def _text(self) -> str:
-        """A string as in C, with its length, the last 0 counted."""
+        """A C string after its length, which includes the terminating 0."""
         data = self._bytes(self._number("H"))
         return data.partition(b"\0")[0].decode("utf-8")
 
@@ -139,7 +139,7 @@ class _Reader:
         if len(shape) > _MOST_AXES or 0 in shape or math.prod(shape) * dtype.itemsize != n_bytes:
             raise self._damaged(f"says that {name} is {shape}, in {n_bytes} bytes")
         array = np.frombuffer(self._bytes(n_bytes), dtype).reshape(shape)
-        tensor = torch.from_numpy(array.astype(_TYPES[kind]))  # which can be written to
+        tensor = torch.from_numpy(array.astype(_TYPES[kind]))  # a writable copy
         return tensor.view(torch.bfloat16) if kind == _BFLOAT16 else tensor
 
     def _aliases(self, found: dict[str, Tensor]) -> dict[str, str]:
@@ -147,7 +147,7 @@ class _Reader:
         for _ in range(self._number("I")):
             alias, name = self._text(), self._text()
             if name not in found:
-                raise self._damaged(f"says that {alias} is {name}, which it does not have")
+                raise self._damaged(f"says that {alias} is {name}, which it lacks")
             if alias in found or alias in aliases:
                 raise self._damaged(f"has {alias} twice")
             aliases[alias] = name
@@ -183,8 +183,8 @@ class _Reader:
         return ModelBin(version, spec, revision, weights, attributes, texts)
 
     def _dequantized(self, name: str, tensor: Tensor, scale: Tensor | None) -> Tensor:
-        """As `ops/dequantize_cpu.cc` defines it: multiplied by the inverse, in float32, of one scale for a row (8 bits) or
-        for all (16 bits)."""
+        """Dequantize as in `ops/dequantize_cpu.cc`: multiply by the float32 inverse of one scale per row (8 bits) or per
+        tensor (16 bits)."""
         if tensor.dtype == torch.int32:
             raise ConfigError(
                 f"{self._path} has {name} in 4 bits (AWQ), which is not supported. Convert the model again without AWQ."

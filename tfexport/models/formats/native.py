@@ -1,4 +1,4 @@
-"""Our own checkpoints: one safetensors file whose metadata hold the config and the tokenizers."""
+"""tfexport's own checkpoints: a safetensors file whose metadata contain the config and the tokenizers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _KEY = "tfexport"
 
 @dataclass(frozen=True)
 class Tokenizers:
-    """The tokenizers of both sides; a side without one is read and written as ids."""
+    """The tokenizers of both sides. A side without a tokenizer is read and written as ids."""
 
     source: TextTokenizer | None
     target: TextTokenizer | None
 
     def replaced_by(self, others: Tokenizers | None) -> Tokenizers:
-        """These, but the sides that `others` has are theirs."""
+        """These tokenizers, replaced by those of `others` on the sides that it has."""
         if others is None:
             return self
         return Tokenizers(others.source or self.source, others.target or self.target)
@@ -36,18 +36,18 @@ class Tokenizers:
 def save(
     path: Path, weights: Mapping[str, Tensor], config: ModelConfig, tokenizers: Tokenizers, dtype: torch.dtype
 ) -> None:
-    """Write canonical `weights`, stored as `dtype`, with all that is needed to export them."""
+    """Write canonical `weights`, stored as `dtype`, with everything that an export needs."""
     content = {"revision": REVISION, "config": config.to_dict(), "tokenizers": _to_dict(tokenizers)}
     tensors = {name: tensor.detach().to(dtype).contiguous().cpu() for name, tensor in weights.items()}
     save_weights(tensors, path, {_KEY: json.dumps(content)})
 
 
 def read_description(path: Path, metadata: Mapping[str, str]) -> tuple[ModelConfig, Tokenizers]:
-    """Config and tokenizers of a file with `metadata`.
+    """Read the config and tokenizers in the `metadata` of a file.
 
     Raises:
-        CheckpointError: they are of a newer revision or not readable.
-        ConfigError, TokenizerError: they contradict themselves.
+        CheckpointError: the metadata are of a newer revision or cannot be read.
+        ConfigError, TokenizerError: the metadata contradict themselves.
     """
     try:
         content = json.loads(metadata[_KEY])
@@ -66,7 +66,7 @@ def read_description(path: Path, metadata: Mapping[str, str]) -> tuple[ModelConf
 
 
 def is_native(metadata: Mapping[str, str] | None) -> bool:
-    """Whether a safetensors file with this metadata is one of ours."""
+    """Whether a safetensors file with this metadata is tfexport's own."""
     return metadata is not None and _KEY in metadata
 
 
@@ -74,5 +74,5 @@ def _to_dict(tokenizers: Tokenizers) -> dict[str, object]:
     sides = {"source": tokenizers.source, "target": tokenizers.target}
     described = {side: tokenizer.to_dict() for side, tokenizer in sides.items() if tokenizer is not None}
     if len(described) == 2 and described["source"] == described["target"]:
-        return {"joint": described["source"]}  # often most of a small file
+        return {"joint": described["source"]}  # stored once: it is often most of a small file
     return dict(described)

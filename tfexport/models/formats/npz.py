@@ -1,4 +1,4 @@
-"""NumPy's archives of arrays (.npz) to arrays by name: nothing is unpickled, and no array is larger than its bytes."""
+"""Reading of NumPy's archives (.npz): nothing is unpickled, and the size of every array is checked against its bytes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 from tfexport.errors import CheckpointError
 
 _MOST_PACKED, _FREE = 4, 2**24
-"""How many times its size a file may hold, and so many bytes more: random weights do not shrink, and zeros are few."""
+"""Maximum ratio of unpacked to packed size, and additional bytes. Weights hardly compress, except for a few zeros."""
 
 _LARGEST_EMPTY = 2**20
-"""The size of an array without numbers, which what is computed with it would have, too."""
+"""Maximum axis size of an array without elements. Arrays computed from it would have the same size."""
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """All arrays of a file that `numpy.savez`, or Marian, wrote.
+    """Read all arrays of a file that `numpy.savez` or Marian wrote.
 
     Raises:
-        CheckpointError: the file is missing, damaged, holds Python objects, or would become far larger than it is.
+        CheckpointError: the file is missing or damaged, contains Python objects, or would be far larger unpacked.
     """
     if not path.is_file():
         raise CheckpointError(f"there is no file {path}. Give the path of a model such as model.npz.")
@@ -44,7 +44,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
             return arrays
     except CheckpointError:
         raise
-    except Exception as error:  # zipfile and NumPy meet a damaged file with whatever their parsers run into
+    except Exception as error:  # for a damaged file, zipfile and NumPy may raise any error
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise CheckpointError(
             f"{path} cannot be read as an .npz file: {reason}. Check that it was copied completely."
@@ -52,7 +52,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _array(file: IO[bytes], member: zipfile.ZipInfo) -> NDArray[Any]:
-    """One array, whose header must tell exactly the bytes that follow it before any memory is asked for."""
+    """One array. Its header must declare exactly the bytes that follow, before memory is allocated."""
     version = np.lib.format.read_magic(file)
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, by_columns, dtype = read_header(file)

@@ -1,8 +1,8 @@
-"""Files of torch.save that hold more than tensors, read without running anything in them.
+"""Reading of torch.save files that contain more than tensors, without running any of their code.
 
-Toolkits save their arguments and vocabularies as pickled objects of their own classes. Here such a file becomes plain
-containers, numbers, strings and tensors, and each object of a class an `InertObject`: what the file says of it. Both forms
-of torch.save are read: the zip archive, and the stream of pickles that PyTorch wrote before 1.6.
+Toolkits save their arguments and vocabularies as pickled objects of their own classes. Such a file is read as plain
+containers, numbers, strings and tensors. Each object of a class becomes an `InertObject`, a record of its content. Both
+formats of torch.save are supported: the zip archive, and the stream of pickles of PyTorch before 1.6.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from tfexport.system.regular_files import open_regular
 __all__ = ["InertClass", "InertObject", "holds", "plain", "read_inert"]
 
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
-"""The first two pickles of a file of PyTorch before 1.6."""
+"""The first two pickles of a file from PyTorch before 1.6."""
 _ALIGNMENT = 16
-"""Numbers of several bytes may not begin just anywhere in memory."""
+"""Alignment of storages in bytes. Numbers of several bytes must be aligned in memory."""
 _MOST_VALUES = 1_000_000
 _MOST_LEVELS = 50
 
 
 def holds(path: Path, wanted: Callable[[Any], bool]) -> bool:
-    """Whether a file is one of torch.save, complete, and holds what is `wanted`. It raises nothing."""
+    """Whether a file is a complete file of torch.save whose content satisfies `wanted`. It never raises."""
     try:
         status = path.stat()
     except OSError:
@@ -43,7 +43,7 @@ def holds(path: Path, wanted: Callable[[Any], bool]) -> bool:
     return _holds(path, status.st_mtime_ns, status.st_size, wanted)
 
 
-@lru_cache(maxsize=16)  # large vocabularies take half a second, and several toolkits are asked several times
+@lru_cache(maxsize=16)  # large vocabularies take half a second, and several toolkits check the same file
 def _holds(path: Path, changed: int, size: int, wanted: Callable[[Any], bool]) -> bool:
     try:
         with open_regular(path) as file:
@@ -53,17 +53,17 @@ def _holds(path: Path, changed: int, size: int, wanted: Callable[[Any], bool]) -
 
 
 def read_inert(path: Path) -> Any:
-    """What torch.save wrote to a file: plain values, tensors, which stay on disk until they are used, and inert objects.
+    """Read a file of torch.save: plain values, inert objects, and tensors, which stay on disk until they are used.
 
-    Of subclasses of dict nothing but the entries is kept, and of tensors neither `requires_grad` nor hooks. Tensors that are
-    kept should be copied: they change when the file does, and a file cut short takes the process with it.
+    Subclasses of dict keep only their entries. Tensors lose `requires_grad` and hooks. Copy tensors to keep them: they
+    change with the file, and truncating the file kills the process.
 
     Raises:
-        CheckpointError: the file is missing, damaged or not of torch.save, or asks for more than it has.
+        CheckpointError: the file is missing, damaged or not from torch.save, or declares more than it contains.
     """
     try:
         with open_regular(path) as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # tensors may be written to; the file is not
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # writes to tensors do not change the file
             if mapped[:2] == b"PK":
                 return _read_archive(mapped, zipfile.ZipFile(file).infolist())
         return _read_stream(mapped)
@@ -74,7 +74,7 @@ def read_inert(path: Path) -> Any:
             f"{path} cannot be read as a file of torch.save: {error}. Nothing in it was run. Check where it came from, and "
             "that it was copied completely."
         ) from error
-    except Exception as error:  # a damaged file is met with whatever the parsers run into
+    except Exception as error:  # for a damaged file, the parsers may raise any error
         what = ": ".join(filter(None, (type(error).__name__, words_of(error))))[:200]
         raise CheckpointError(
             f"{path} cannot be read as a file of torch.save ({what}). Check that it was copied completely."
@@ -82,13 +82,13 @@ def read_inert(path: Path) -> Any:
 
 
 def plain(value: Any, where: str) -> Any:
-    """Arguments as dicts, lists, numbers and strings, with `where` they come from for messages.
+    """Convert arguments to dicts, lists, numbers and strings; `where` is their origin, for messages.
 
-    Namespaces and omegaconf's containers and nodes become what they hold; what is made of one string or number, as an enum
-    is, becomes that. Other objects stay inert, and tensors become such objects.
+    Namespaces and omegaconf's containers and nodes become their content. Objects made of one string or number, such as
+    enums, become that value. Other objects stay inert, and tensors become inert objects.
 
     Raises:
-        CheckpointError: it holds itself, or is deeper or larger than arguments are.
+        CheckpointError: the value contains itself, or is deeper or larger than a model's arguments.
     """
     n_values = 0
 
@@ -97,15 +97,15 @@ def plain(value: Any, where: str) -> Any:
         n_values += 1
         if level > _MOST_LEVELS or n_values > _MOST_VALUES:
             raise CheckpointError(
-                f"{where} holds itself, or is nested deeper than {_MOST_LEVELS} levels, or has more than {_MOST_VALUES} "
-                "values: those are no arguments of a model. Check where it came from."
+                f"{where} contains itself, or is nested deeper than {_MOST_LEVELS} levels, or has more than {_MOST_VALUES} "
+                "values: those are not arguments of a model. Check where it came from."
             )
         if isinstance(value, InertObject):
             held = _held(value)
             return value if held is value else visit(held, level + 1)
         if isinstance(value, dict):
             return {key: visit(inner, level + 1) for key, inner in value.items()}
-        if isinstance(value, Tensor):  # which Python's operators would compute with
+        if isinstance(value, Tensor):  # Python's operators would compute with it
             return InertObject("torch.Tensor")
         if isinstance(value, list | tuple):
             return [visit(inner, level + 1) for inner in value]
@@ -119,7 +119,7 @@ def _held(value: InertObject) -> Any:
         return value.attributes
     if value.of.startswith("omegaconf."):
         return value.attributes.get("_content", value.attributes.get("_val"))
-    if value.of == "builtins.getattr" and len(value.args) == 2:  # how some versions of Python write an enum
+    if value.of == "builtins.getattr" and len(value.args) == 2:  # some versions of Python pickle an enum like this
         return value.args[1]
     is_of_one = len(value.args) == 1 and value.state is None and isinstance(value.args[0], str | int | float)
     return value.args[0] if is_of_one else value
@@ -136,13 +136,13 @@ def _read_archive(mapped: mmap.mmap, listed: list[zipfile.ZipInfo]) -> Any:
         raise Refused("it is a TorchScript archive, which is a program")
 
     def content(name: str) -> tuple[int, int]:
-        """Where the bytes of a member begin, and how many there are."""
+        """The offset and the size of a member."""
         member = members.get(top + name)
         if member is None:
             raise Refused(f"it has no {name}")
         if member.compress_type != zipfile.ZIP_STORED:
             raise Refused(f"its {name} is compressed")
-        # After a header of 30 bytes, of which the last two numbers are the lengths of a name and of extra fields.
+        # The content follows a header of 30 bytes, whose last two numbers are the lengths of the name and the extra fields.
         start = member.header_offset + 30 + sum(struct.unpack_from("<HH", mapped, member.header_offset + 26))
         if start + member.file_size > len(mapped):
             raise Refused(f"its {name} is cut")
@@ -159,7 +159,7 @@ def _read_archive(mapped: mmap.mmap, listed: list[zipfile.ZipInfo]) -> Any:
         start, size = content(f"data/{key}")
         used += 0 if key in keys else size
         keys.add(key)
-        if used > len(mapped):  # several members at one place: copied, they would take any amount of memory
+        if used > len(mapped):  # several members at the same place: copies of them could take any amount of memory
             raise Refused("its tensors have more bytes than the file")
         if n_bytes > size:
             raise Refused(f"a tensor of {n_bytes} bytes is declared where there are {size}")
@@ -174,7 +174,7 @@ def _read_archive(mapped: mmap.mmap, listed: list[zipfile.ZipInfo]) -> Any:
 def _read_stream(mapped: mmap.mmap) -> Any:
     """PyTorch before 1.6: a number, a version, the machine, the object, the keys of the storages, and these in order."""
 
-    stream = cast(IO[bytes], mapped)  # which it is in all that is asked for here
+    stream = cast(IO[bytes], mapped)  # it supports all methods that are used here
 
     def no_storage(key: str, n_bytes: int) -> Tensor:
         raise Refused("it has a tensor where none can be")
@@ -187,7 +187,7 @@ def _read_stream(mapped: mmap.mmap) -> Any:
     _check_byte_order(bool(machine["little_endian"]))
     begin = mapped.tell()
 
-    # Where storages begin is known once the types of all are, so the object is read twice, at first without numbers.
+    # The offsets of storages depend on the types of all of them, so the object is read twice, at first without numbers.
     declared: dict[str, int] = {}
 
     def note(key: str, n_bytes: int) -> Tensor:
@@ -200,7 +200,7 @@ def _read_stream(mapped: mmap.mmap) -> Any:
     if not isinstance(keys, list) or not all(isinstance(key, str) and key in declared for key in keys):
         raise Refused("its list of storages is not that of its tensors")
     for key in keys:
-        start += 8  # after its number of elements
+        start += 8  # the number of elements precedes the storage
         if start + declared[key] > len(mapped):
             raise Refused(f"a tensor of {declared[key]} bytes is declared where there are {len(mapped) - start}")
         found[key] = _bytes(mapped, start, declared[key])

@@ -1,8 +1,7 @@
-"""Pickles of tensors and arguments, interpreted without running anything in them.
+"""Interpretation of pickles with tensors and arguments, without running any of their code.
 
-What a pickle asks for is done here, one opcode after the other, as `pickletools.genops` tells them (which holds every length
-against the file), and calling is not among what can be done: nothing is imported or called on a file's word. Objects of
-classes become records of what the file says of them.
+`pickletools.genops` parses the opcodes and checks every length against the file. This module interprets them one by one. It
+never imports or calls anything that a file names. Objects of classes become records of their content.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ _DTYPES = {
     "UntypedStorage": torch.uint8,
 }
 _NEWER = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "uint16", "uint32", "uint64")
-"""The types that have no class of storages: a pickle names them themselves."""
+"""Types without a storage class. A pickle names the type itself."""
 _LITERALS = {
     *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
     *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
     *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
 }
-"""The opcodes that are their argument."""
+"""The opcodes whose value is their argument."""
 _CONSTANTS: Mapping[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 _MOST_STEPS = 10_000_000
 _MOST_BITS = 1024
-"""Python writes no number of many thousands of digits, not even into an error's message."""
+"""Maximum size of an integer. Python refuses to print numbers of many thousands of digits, even in error messages."""
 _MOST_VIEWS = 16
-"""How many times a file may use its numbers. Layers share weights; but each tensor may be copied, as it is converted."""
+"""Maximum number of uses of a file's numbers. Layers may share weights, but the conversion may copy each tensor."""
 _COSTS = {
     **dict.fromkeys(("EMPTY_LIST", "LIST", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_DICT", "DICT"), 64),
     **dict.fromkeys(("EMPTY_SET", "FROZENSET"), 220),
@@ -52,20 +51,20 @@ _COSTS = {
     **dict.fromkeys(("GLOBAL", "STACK_GLOBAL"), 160),
     **dict.fromkeys(("REDUCE", "NEWOBJ", "NEWOBJ_EX", "INST", "OBJ", "BINPERSID"), 400),
 }
-"""About how many bytes of memory an opcode takes; 32 where it is not here."""
+"""Approximate memory of an opcode's value in bytes; 32 for other opcodes."""
 _MOST_MEMORY, _MEMORY_OF_A_BYTE = 2**25, 16
-"""What the values of a pickle may take: so much, and so much more for each of its bytes."""
+"""Maximum memory of a pickle's values in bytes: a fixed amount, and an amount per byte of the pickle."""
 _LARGEST_EMPTY = 2**20
-"""The size of a tensor without numbers, which what is computed with it would have, too."""
+"""Maximum axis size of a tensor without elements. Tensors computed from it would have the same size."""
 
 
 class Refused(Exception):
-    """A file asks for what no checkpoint needs; the text is part of a sentence."""
+    """A file requests something that no checkpoint needs. The message is part of a sentence."""
 
 
 @dataclass(frozen=True)
 class InertClass:
-    """The name of a class or function in a file; nothing was imported for it."""
+    """The name of a class or function in a file. Nothing is imported for it."""
 
     module: str
     name: str
@@ -77,52 +76,52 @@ class InertClass:
 
 @dataclass(eq=False, repr=False, slots=True)
 class InertObject:
-    """What a file says of an object that is not a plain value. `of` is its class, or the function that would make it."""
+    """A record of an object in a file that is not a plain value."""
 
     of: str
-    """Such as `argparse.Namespace`."""
+    """Class of the object, or the function that would make it, such as `argparse.Namespace`."""
     args: tuple[Any, ...] = ()
-    """What the class or function would have been called with, in order."""
+    """Arguments of the class or function, in order."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     state: Any = None
-    """Usually the attributes by name; whatever its class would have been given to restore it."""
+    """Value that its class would restore it from, usually the attributes by name."""
     items: list[Any] = field(default_factory=list)
-    """What would have been appended to it."""
+    """Values that would be appended to it."""
     entries: dict[Any, Any] = field(default_factory=dict)
-    """What would have been put into it by key."""
+    """Values that would be put into it, by key."""
 
-    def __repr__(self) -> str:  # the default one would descend into everything, and an object may hold itself
+    def __repr__(self) -> str:  # the default would descend into all values, and an object may contain itself
         return f"<inert {self.of}>"
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """The state as attributes by name, those in slots too; empty where it is something else."""
+        """The state as attributes by name, including slots; empty if the state has another form."""
         states = self.state if isinstance(self.state, tuple) and len(self.state) == 2 else (self.state,)
         return {str(name): value for state in states if isinstance(state, dict) for name, value in state.items()}
 
 
 Storages = Callable[[str, int], Tensor]
-"""Gives the bytes, uint8 [n_bytes], of a storage from its key and the size that a pickle declares; else raises Refused."""
+"""Function that returns the bytes of a storage, uint8 [n_bytes], for its key and its size in a pickle, or raises Refused."""
 
 
 def read_pickle(file: IO[bytes], storages: Storages) -> Any:
-    """What the pickle holds that begins where `file` stands, which then stands behind it.
+    """Read the pickle at the position of `file`, and advance the position to its end.
 
-    Of subclasses of dict and list nothing but their entries is kept, and a tensor's `requires_grad` and hooks are not.
+    Subclasses of dict and list keep only their entries. Tensors lose `requires_grad` and hooks.
 
     Args:
-        file: in memory, so that a length that it declares is not made room for before it is read.
-        storages: where the numbers of tensors are.
+        file: a file in memory, so that declared lengths are not allocated before they are read.
+        storages: function that returns the numbers of tensors.
 
     Raises:
-        Refused: it asks for what no checkpoint needs.
-        Exception: it is damaged.
+        Refused: the pickle requests something that no checkpoint needs.
+        Exception: the pickle is damaged.
     """
     return _Interpreter(file, storages).run()
 
 
 class _Interpreter:
-    """Runs one pickle; what it holds besides plain values and tensors becomes records."""
+    """Interprets one pickle. Objects other than plain values and tensors become records."""
 
     def __init__(self, file: IO[bytes], storages: Storages):
         self._file, self._storages = file, storages
@@ -134,7 +133,7 @@ class _Interpreter:
         self._keys: set[str] = set()
 
     def run(self) -> Any:
-        """What the pickle holds that begins where the file stands, which then stands behind it."""
+        """The value of the pickle at the position of the file; advances the position to its end."""
         begin, stack, memory = self._file.tell(), self._stack, 0
         for step, (opcode, argument, _) in enumerate(pickletools.genops(self._file)):
             name = opcode.name
@@ -150,7 +149,7 @@ class _Interpreter:
             n_bytes = self._file.tell() - begin
             too_large = memory > _MOST_MEMORY + _MEMORY_OF_A_BYTE * n_bytes
             if step > _MOST_STEPS or self._copied > n_bytes or too_large:
-                raise Refused("it declares more than a file of its size holds")
+                raise Refused("it declares more than a file of its size can contain")
         return stack.pop()
 
     def _do(self, name: str, argument: Any) -> None:
@@ -213,7 +212,7 @@ class _Interpreter:
                 stack.append(stack[-1])
             case "POP" if not self._marks or self._marks[-1] < len(stack):
                 stack.pop()
-            case "POP" | "POP_MARK":  # a mark is on the stack, too
+            case "POP" | "POP_MARK":  # a mark is also on the stack
                 self._since_mark()
             case "PROTO" | "FRAME":
                 pass
@@ -248,17 +247,17 @@ class _Interpreter:
         entries.update(_pairs(values))
 
     def _make(self, made_by: Any, arguments: Any, named: Any = None) -> None:
-        """Where a class or function would be called: the plain value that this is known to give, or a record of it."""
+        """The result of a call of a class or function: a plain value for known ones, or else a record."""
         if not isinstance(made_by, InertClass) or not isinstance(arguments, tuple):
             raise Refused(f"it calls a {type(made_by).__name__} with a {type(arguments).__name__}")
-        path = made_by.path.replace("__builtin__.", "builtins.").replace("copy_reg.", "copyreg.")  # as of Python 2
+        path = made_by.path.replace("__builtin__.", "builtins.").replace("copy_reg.", "copyreg.")  # names of Python 2
         known = None if named else self._known(path, arguments)
         if known is None and path == "copyreg._reconstructor" and isinstance(arguments[0], InertClass):
-            path, arguments = arguments[0].path, ()  # protocols 0 and 1 write so what the others write as NEWOBJ
+            path, arguments = arguments[0].path, ()  # protocols 0 and 1 write this instead of NEWOBJ
         self._stack.append(InertObject(path, arguments, dict(named or {})) if known is None else known)
 
     def _known(self, path: str, arguments: tuple[Any, ...]) -> Any:
-        """The plain value that a few functions would give; None of all others."""
+        """The plain value that a few known functions would return; None for all others."""
         match path, arguments:
             case "torch._utils._rebuild_tensor" | "torch._utils._rebuild_tensor_v2", (Tensor() as storage, *layout):
                 return self._view(storage, *layout[:3])
@@ -269,7 +268,7 @@ class _Interpreter:
                 whole = len(storage) // dtype.itemsize * dtype.itemsize
                 return self._view(storage[:whole].view(dtype), *layout[:3])
             case "torch._tensor._rebuild_from_type_v2", (InertClass() as rebuilt_by, InertClass(), tuple() as inner, _):
-                return self._known(rebuilt_by.path, inner)  # a tensor that has attributes, which are not read
+                return self._known(rebuilt_by.path, inner)  # a tensor with attributes, which are not read
             case (
                 "torch._utils._rebuild_parameter"
                 | "torch._utils._rebuild_parameter_with_state"
@@ -290,7 +289,7 @@ class _Interpreter:
                 return list(values) if path == "builtins.list" else {*map(_key, values)}
             case "torch.Size", (tuple() as sizes,):
                 return sizes
-            case "_codecs.encode", (str() as text, "latin1"):  # how protocol 2 writes bytes
+            case "_codecs.encode", (str() as text, "latin1"):  # bytes in protocol 2
                 self._copied += len(text)
                 return text.encode("latin-1")
         return None
@@ -314,10 +313,10 @@ class _Interpreter:
                 stored = self._storages(key, count * dtype.itemsize).view(dtype)
                 if not views or views == [None]:
                     return stored
-                _, begin, size = views[0]  # of a PyTorch that had storages within storages
+                _, begin, size = views[0]  # early versions of PyTorch had storages within storages
                 return _tensor(stored, begin, (size,), (1,))
             case _:
-                raise Refused("it refers to something outside of it that is no tensor")
+                raise Refused("it refers to something outside of it that is not a tensor")
 
 
 def _tensor(stored: Tensor, begin: Any, sizes: Any, strides: Any) -> Tensor:
@@ -325,7 +324,7 @@ def _tensor(stored: Tensor, begin: Any, sizes: Any, strides: Any) -> Tensor:
     if len(sizes) != len(strides) or not all(type(number) is int and number >= 0 for number in numbers):
         raise Refused("a tensor's sizes are no sizes")
     last = begin + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
-    # Views in which numbers stand several times are refused too: copied, they would take any amount of memory.
+    # Views that repeat numbers are also refused: copies of them could take any amount of memory.
     if 0 in sizes and max(sizes) > _LARGEST_EMPTY:
         raise Refused(f"an empty tensor of sizes {list(sizes)} is declared")
     if 0 not in sizes and (last >= len(stored) or prod(sizes) > len(stored)):
@@ -338,7 +337,7 @@ def _pairs(values: list[Any]) -> dict[Any, Any]:
 
 
 def _key(value: Any) -> Any:
-    """A key of a dict or set. Those that Python must descend into to hash them could be too deep for it."""
+    """A key of a dict or set. Nested keys are refused: they may be too deep for Python to hash."""
     parts = value if isinstance(value, tuple) else (value,)
     if not all(isinstance(part, str | bytes | int | float | InertClass | InertObject | None) for part in parts):
         raise Refused(f"it has a {type(value).__name__} as a key")

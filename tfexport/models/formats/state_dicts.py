@@ -1,4 +1,4 @@
-"""The state_dict in what a training script saved: which of its entries it is, and which names are its own."""
+"""Search for the state_dict in the file of a training script, and for the model's own names in it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from tfexport.errors import CheckpointError
 from tfexport.models.formats.pickles import InertObject
 
 WRAPPERS = ("model_state_dict", "state_dict", "model_state", "model")
-"""Keys under which training scripts save the weights, beside the optimizer's and the epoch."""
+"""Keys under which training scripts save the weights."""
 _MOST_LEVELS = 5
-"""More is no checkpoint, and a file may hold itself."""
+"""Maximum nesting depth of a checkpoint. A file may contain itself."""
 _MOST_ENTRIES = 100_000
 
 
 @dataclass(frozen=True)
 class Picked:
-    """Which tensors of a file are the model's, as its user says."""
+    """The user's selection of the model's tensors in a file."""
 
     key: str | None = None
-    """The entry that holds the state_dict: its keys from the outside in, with dots between them."""
+    """Entry that contains the state_dict: its keys from the outside in, separated by dots."""
     ignore: tuple[str, ...] = ()
-    """Names of tensors that belong to no layer, as patterns such as `crit.*`, in which `*` stands for any characters."""
+    """Names of tensors that belong to no layer, as patterns such as `crit.*`; `*` stands for any characters."""
 
     def without_ignored(self, weights: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
         """The weights that are not ignored, and the names of the others."""
@@ -35,7 +35,7 @@ class Picked:
         return {name: value for name, value in weights.items() if name not in set(ignored)}, ignored
 
     def require_used(self, path: Path, ignored: Sequence[str]) -> None:
-        """Raises CheckpointError where a pattern has ignored nothing: it may be misspelt."""
+        """Raise CheckpointError if a pattern matches no tensor: it may be misspelt."""
         for pattern in self.ignore:
             if not any(fnmatchcase(name, pattern) for name in ignored):
                 raise CheckpointError(
@@ -44,10 +44,10 @@ class Picked:
 
 
 def find_state_dict(path: Path, content: Any, key: str | None = None) -> dict[str, Any]:
-    """The state_dict in the content of a file: names to tensors, perhaps with other values among them.
+    """Find the state_dict in the content of a file: tensors by name, perhaps with other values among them.
 
     Raises:
-        CheckpointError: there is none, or there are several and `key` does not say which.
+        CheckpointError: there is none, or there are several and `key` does not select one.
     """
     if key is not None:
         content = _at(path, content, key)
@@ -59,36 +59,36 @@ def find_state_dict(path: Path, content: Any, key: str | None = None) -> dict[st
     found = dict(_state_dicts(content))
     if len(found) > 1:
         raise CheckpointError(
-            f"{path} holds weights in {len(found)} places: {_listed(found)}. Say which with --key NAME."
+            f"{path} contains weights in {len(found)} places: {_listed(found)}. Choose one with --key NAME."
         )
     content = next(iter(found.values()), content)
     if not _has_tensors(content):
         raise CheckpointError(
-            f"{path} holds no weights by name, but {what_is(content)}. Nothing in it was run. Save them with "
+            f"{path} contains no weights by name, but {what_is(content)}. Nothing in it was run. Save them with "
             f"torch.save(model.state_dict(), 'ckpt.pt'), bare or under one of {', '.join(WRAPPERS)}."
         )
     return {str(name): value for name, value in content.items()}
 
 
 def tensors_of(path: Path, entries: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The entries of a state_dict, all of which must be tensors.
+    """The entries of a state_dict, which must all be tensors.
 
     Raises:
-        CheckpointError: some are not.
+        CheckpointError: some entries are not tensors.
     """
     others = [name for name, value in entries.items() if not isinstance(value, Tensor)]
     if others:
         raise CheckpointError(
-            f"{path} has entries beside its weights that are not tensors: {some(others)}. Save model.state_dict() alone, "
+            f"{path} has entries other than weights, which are not tensors: {some(others)}. Save model.state_dict() alone, "
             f"or leave them out with --ignore {others[0]}."
         )
     return dict(entries)
 
 
 def without_prefix(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights without the names of modules that stand before every name.
+    """Weights without the module names that prefix all names.
 
-    DataParallel, torch.compile, Lightning and a user's own class put one there.
+    DataParallel, torch.compile, Lightning and a user's own class add such prefixes.
     """
     weights = dict(weights)
     while len(tops := {name.partition(".")[0] for name in weights}) == 1 and not tops & {"encoder", "decoder"}:
@@ -99,27 +99,27 @@ def without_prefix(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def some(names: Sequence[str], most: int = 12) -> str:
-    """The first of many names, for a message."""
+    """The first names of a list, for a message."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest
 
 
 def what_is(content: Any) -> str:
-    """What the content of a file is, for a message."""
+    """A description of a file's content, for a message."""
     if isinstance(content, InertObject):
         return f"an object of {content.of[:100]}"
     return f"the keys {some([str(key) for key in content])}" if isinstance(content, Mapping) else type(content).__name__
 
 
 def _entries(content: Any) -> Mapping[Any, Any]:
-    """What is in a dict, or in an object of any class: its attributes and entries."""
+    """The entries of a dict, or the attributes and entries of an object of any class."""
     if isinstance(content, InertObject):
         return {**content.attributes, **content.entries}
     return content if isinstance(content, Mapping) else {}
 
 
 def _at(path: Path, content: Any, key: str) -> Any:
-    """The entry at a dotted path of keys, which may have dots themselves."""
+    """The entry at a dotted path of keys, which may contain dots themselves."""
     waiting = [(content, key)]
     while waiting:
         at, rest = waiting.pop()
@@ -130,7 +130,7 @@ def _at(path: Path, content: Any, key: str) -> Any:
         heads = (".".join(parts[:count]) for count in range(1, len(parts)))
         waiting += [(entries[head], rest.removeprefix(f"{head}.")) for head in heads if head in entries]
     found = dict(_state_dicts(content))
-    places = f"it has weights in {_listed(found)}" if found else f"it holds {what_is(content)}"
+    places = f"it has weights in {_listed(found)}" if found else f"it contains {what_is(content)}"
     raise CheckpointError(f"{path} has no entry {key!r}: {places}. Correct or leave out --key.")
 
 
@@ -148,9 +148,9 @@ def _holds_weights(content: Any, name: str) -> bool:
 
 
 def _state_dicts(content: Any) -> Iterator[tuple[str, Mapping[Any, Any]]]:
-    """The dicts of tensors by the names of layers, which have dots, each with its place.
+    """The dicts of tensors by names of layers, each with its path.
 
-    The state of an optimizer is none: its names have no dots.
+    Names of layers contain dots. The names in an optimizer's state do not, so it is not among them.
     """
     waiting: list[tuple[str, Any, int]] = [("", content, 0)]
     seen, n_entries = set[int](), 0

@@ -1,4 +1,4 @@
-"""The options that a toolkit saved with a model: each is used, refused by name, or known to be without effect."""
+"""The options that a toolkit saved with a model. Each is used, refused by name, or known to have no effect."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 from tfexport.errors import ConfigError
 
 _MOST_SHOWN = 60
-"""Characters of a value in a message."""
+"""Maximum number of characters of a value in a message."""
 
 
 class Arguments:
-    """Options by name, and which of them were read."""
+    """Options by name. The object records which of them were read."""
 
     def __init__(self, where: str, given: Mapping[str, Any]):
         self.where = where
-        """Where they stand, for messages."""
+        """The place of the options, for messages."""
         self._given = given
         self._read: set[str] = set()
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An option; one that is None is as one that is not there."""
+        """The value of an option. None counts as missing."""
         self._read.add(name)
         found = self._given.get(name)
         return default if found is None else found
@@ -45,25 +45,25 @@ class Arguments:
         return value
 
     def texts(self, name: str) -> list[str]:
-        """An option that is a list of texts; none where there is none."""
+        """An option that is a list of texts; empty if it is missing."""
         value = self.get(name, [])
         if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
             raise ConfigError(f"{self.where} has {name} {_shown(value)}, not a list of texts. Correct it.")
         return value
 
     def inner(self, name: str) -> Arguments:
-        """The options within the option `name`; none where there is none."""
+        """The options within the option `name`; empty if it is missing."""
         value = self.get(name, {})
         if not isinstance(value, dict):
             raise ConfigError(f"{self.where} has {name} {_shown(value)}, not options by name. Correct it.")
         return Arguments(f"{self.where}, {name}", value)
 
     def names(self) -> list[str]:
-        """Of all options."""
+        """The names of all options."""
         return [str(name) for name in self._given]
 
     def size(self, name: str, default: int | None = None) -> int:
-        """A number above 0."""
+        """An option that is a number above 0."""
         if (value := self.number(name, default)) < 1:
             raise ConfigError(f"{self.where} has {name} {value}, not above 0. Correct it.")
         return value
@@ -79,7 +79,7 @@ class Arguments:
         return values[0]
 
     def known(self, name: str, value: Any, ours: Mapping[str, str]) -> str:
-        """What we call the `value` of an option."""
+        """tfexport's name for the `value` of an option."""
         if not isinstance(value, str) or value not in ours:
             raise ConfigError(
                 f"{self.where} has {name} {_shown(value)}, which is not supported. There are {', '.join(ours)}."
@@ -87,19 +87,19 @@ class Arguments:
         return ours[value]
 
     def require(self, wanted: Mapping[str, Any]) -> None:
-        """Options that are only supported with one value, which they have where they are not told."""
+        """Refuse options with unsupported values. Each has one supported value, which is also its default."""
         for name, value in wanted.items():
             if (found := self.get(name, value)) != value:
                 raise ConfigError(f"{self.where} has {name} {_shown(found)}, and only {_shown(value)} is supported.")
 
     def refuse(self, *names: str) -> None:
-        """Options that are only supported where they are off: false, 0 or empty."""
+        """Refuse options that are on. They are only supported if they are false, 0 or empty."""
         for name in names:
             if found := self.get(name):
                 raise ConfigError(f"{self.where} has {name} {_shown(found)}, which is not supported.")
 
     def others(self, harmless: Collection[str]) -> list[str]:
-        """Options that say something, that nothing asked for and that are not known to be without effect."""
+        """Options with a value that were not read and are not known to be harmless."""
         return sorted(
             str(name)
             for name, value in self._given.items()
@@ -108,6 +108,6 @@ class Arguments:
 
 
 def _shown(value: Any) -> str:
-    """A value in a message, which is no place for all of a long one."""
+    """A value for a message; long values are cut."""
     text = repr(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."

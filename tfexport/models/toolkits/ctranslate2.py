@@ -1,7 +1,7 @@
 """Folders that CTranslate2's converters write: model.bin, config.json and vocabularies.
 
-Source of the arithmetic: CTranslate2 4.8, `layers/transformer.cc`, `layers/attention.cc` and `layers/common.cc`. What a
-variable means is said in its `specs/transformer_spec.py`. A variable that is not read is refused by name.
+Source of the arithmetic: CTranslate2 4.8, `layers/transformer.cc`, `layers/attention.cc` and `layers/common.cc`. Its
+`specs/transformer_spec.py` defines the variables. A variable that is not read is refused by name.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ from tfexport.system.regular_files import open_regular
 MODEL = "model.bin"
 _SPEC, _REVISION = "TransformerSpec", 7
 _OLD_HEADS = {"": 8, "TransformerBase": 8, "TransformerBig": 16}
-"""Heads of the layouts of the first two revisions, whose names tell them."""
+"""Number of heads of the layouts of the first two revisions, by name."""
 _RELU, _GELU_TANH, _SWISH, _GELU, _GELU_SIGMOID = range(5)
 _ACTIVATIONS = {_RELU: "relu", _GELU_TANH: "gelu_tanh", _SWISH: "silu", _GELU: "gelu", _GELU_SIGMOID: "silu"}
 
 _VOCABULARIES = tuple(f"{side}_vocabulary.{kind}" for side in ("shared", "source") for kind in ("json", "txt"))
-"""Of which each folder has one."""
+"""Vocabulary files. Each folder has one of them."""
 
 _HARMLESS = ("embeddings_merge", "alignment_layer", "alignment_heads")
-"""Attributes of alignments, and of several features."""
+"""Attributes for alignments and for several features."""
 _OFF = ("alibi", "alibi_use_positive_positions", "scale_alibi", "multi_query_attention", "multi_query")
-"""Attributes that are supported where they are 0."""
+"""Attributes that are only supported if they are 0."""
 
 
 class _Model:
-    """The weights, which are changed in place, and the attributes of a file, each of which is asked for or refused."""
+    """The weights of a file, which are changed in place, and its attributes. Each attribute is read or refused."""
 
     def __init__(self, path: Path, model: ModelBin):
         self.path, self.weights = path, dict(model.weights)
@@ -75,13 +75,13 @@ class _Model:
             self.weights = {renamed(name): tensor for name, tensor in self.weights.items()}
             self._attributes = {renamed(name): value for name, value in self._attributes.items()}
         for side in SIDES:
-            # Before revision 5 what is alike in both stacks was said once.
+            # Before revision 5, attributes of both stacks were stored once.
             for name in ("num_heads", "pre_norm", "activation", "embeddings_merge"):
                 if model.revision < 5 and name in self._attributes:
                     self._attributes[f"{side}/{name}"] = self._attributes[name]
             if model.revision < 3:
                 self._attributes[f"{side}/num_heads"] = _OLD_HEADS.get(model.spec, 8)
-        first = "encoder/embeddings_0/weight"  # of several features
+        first = "encoder/embeddings_0/weight"  # with several features
         if first in self.weights and SOURCE not in self.weights:
             self.weights[SOURCE] = self.weights.pop(first)
         self._old = model.revision < 5
@@ -102,12 +102,12 @@ class _Model:
         return values[0]
 
     def rows(self, name: str) -> int:
-        """Of a matrix that there must be."""
+        """Number of rows of a required matrix."""
         require_matrices(self.weights, [name], str(self.path))
         return self.weights[name].shape[0]
 
     def refuse_unread(self, family: Family) -> None:
-        """Raises ConfigError where there are variables that nothing asked for: the model computes something else."""
+        """Raise ConfigError if variables were not read: the model computes something else."""
         common = ("num_heads", "pre_norm", "activation") if self._old else ()
         known = {*self._read, *common} | {
             name
@@ -123,7 +123,7 @@ class _Model:
 
 
 def read_folder(path: Path, options: TextOptions) -> ToolkitCheckpoint:
-    """Read a model and what lies beside it; `path` is the folder, or the model.bin in it.
+    """Read a model with its configuration and vocabularies; `path` is the folder, or the model.bin in it.
 
     Raises:
         CheckpointError: a file is missing or damaged.
@@ -186,12 +186,12 @@ def _check_spec(file: Path, spec: str, revision: int) -> None:
 
 
 def _asking(family: Family, lengths: tuple[str, ...]) -> Family:
-    """The family where positions have no end: how many there are is asked for."""
+    """The family of a model with unlimited positions, which asks for maximum lengths."""
     return replace(family, asked=lengths, computed_positions=_sinusoids)
 
 
 def _sinusoids(n_positions: int, d_model: int) -> Tensor:
-    """Those that CTranslate2 computes where a model has none: sines, then cosines, and the first is that of 1."""
+    """The sinusoids that CTranslate2 computes for a model without a table: sines, then cosines, from position 1."""
     check_table(f"a length of {n_positions}", n_positions, d_model)
     if d_model % 2:
         raise ConfigError(f"CTranslate2 computes no positions for an uneven d_model, {d_model}. Check the model.")
@@ -199,7 +199,7 @@ def _sinusoids(n_positions: int, d_model: int) -> Tensor:
 
 
 def _fields(model: _Model, config: Arguments) -> dict[str, Any]:
-    """Fields of `ModelConfig` but for vocabularies and special ids. Scales are folded into the weights."""
+    """Fields of `ModelConfig`, except vocabularies and special ids. Scales are folded into the weights."""
     weights, where = model.weights, str(model.path)
     d_model, n_heads = weights[SOURCE].shape[1], model.alike("num_heads")
     if not isinstance(n_heads, int) or n_heads < 1:
@@ -247,7 +247,7 @@ def _embedding_scale(model: _Model, d_model: int) -> float:
 
 
 def _fold_queries(model: _Model, n_heads: int, d_model: int) -> None:
-    """Multiply queries by what their scale differs in from that of the paper, head_dim ** -0.5."""
+    """Multiply queries by the ratio of their scale to that of the paper, head_dim ** -0.5."""
     for name in list(model.weights):
         match = _QUERIES.fullmatch(name)
         if not match or model.weights[name].dim() != 2:
@@ -273,7 +273,7 @@ _QUERIES = re.compile(r"((?:encoder|decoder)/layer_\d+/(self_attention|attention
 
 
 def _fold_gelu(weights: dict[str, Tensor]) -> None:
-    """Turn the activation x * sigmoid(1.702 * x) into Swish."""
+    """Convert the activation x * sigmoid(1.702 * x) to Swish."""
     for name, tensor in weights.items():
         if re.fullmatch(r".*/ffn/linear_0/(weight|bias)", name):
             weights[name] = tensor * SIGMOID_GELU
@@ -282,7 +282,7 @@ def _fold_gelu(weights: dict[str, Tensor]) -> None:
 
 
 def _fold_output_scale(model: _Model) -> None:
-    """Scale the norm before the output projection, or the projection itself, instead of what stands between them."""
+    """Fold the scale before the output projection into the norm before it, or into the projection itself."""
     scale = model.attribute("decoder/scale_outputs")
     if scale is None:
         return
@@ -292,7 +292,7 @@ def _fold_output_scale(model: _Model) -> None:
 
 
 _FARTHEST = 1_000_000
-"""Distances that an attribute may ask for."""
+"""Maximum distance that an attribute may request."""
 
 
 def _positions(model: _Model) -> dict[str, Any]:
@@ -303,7 +303,7 @@ def _positions(model: _Model) -> dict[str, Any]:
         told = {name: model.rows(table) for name, table in lengths if table in weights}
         return {"positions": "stored", **told}
     if beside := [table for table in TABLES if table in weights]:
-        raise ConfigError(f"{model.path} has {beside[0]} and {DISTANCES}, of which only one is supported.")
+        raise ConfigError(f"{model.path} has {beside[0]} and {DISTANCES}; only one of them is supported.")
     max_distance = None
     for side in SIDES:
         first = f"{side}/layer_0/self_attention/"
@@ -325,10 +325,10 @@ def _positions(model: _Model) -> dict[str, Any]:
 
 
 def _by_distance(path: Path, buckets: Tensor, max_distance: float | None, *, both_ways: bool) -> Tensor:
-    """A table of buckets [buckets, heads] as one of distances, as `DistanceTable` has it: it is the same, written out.
+    """Convert a table of buckets [buckets, heads] to an equivalent table of distances, as in `DistanceTable`.
 
-    In float32, and added before what is behind the point is cut off, as in `get_relative_position_bucket`: a bucket begins
-    where that says.
+    The computation is in float32 and truncates after the addition, as in `get_relative_position_bucket`, so that the buckets
+    have the same limits.
     """
     n = len(buckets) // 2 if both_ways else len(buckets)
     exact = n // 2
@@ -352,7 +352,7 @@ def _notes(model: _Model, config: Arguments) -> list[str]:
     if layer is not None and layer != -1:
         notes.append(
             f"CTranslate2 aligns by {heads or 'all'} heads of decoder layer {layer}: give --alignment-layer {layer}, which "
-            "takes the mean of all heads"
+            "uses the mean of all heads"
         )
     unread = config.others(("multi_query_attention", "bos_token"))
     if unread:
@@ -361,8 +361,8 @@ def _notes(model: _Model, config: Arguments) -> list[str]:
 
 
 def _is_ctranslate2(path: Path) -> bool:
-    """Whether there is a model.bin that begins with a small number: PyTorch's files begin with large ones. Or vocabularies
-    as beside one that is missing or damaged."""
+    """Whether a folder has a model.bin that starts with a small number (PyTorch's files start with large ones), or the
+    vocabularies of a model.bin that is missing or damaged."""
     file = _model_file(path)
     if file.name == MODEL and any((file.parent / name).is_file() for name in _VOCABULARIES):
         return True

@@ -1,4 +1,4 @@
-"""Names of the variables in a CTranslate2 model.bin, and what those mean that are not supported.
+"""Names of the variables in a CTranslate2 model.bin, and descriptions of unsupported variables.
 
 Source: `specs/transformer_spec.py` and `specs/attention_spec.py` of CTranslate2 4.8.
 """
@@ -30,17 +30,17 @@ MEANINGS = {
     "final_logit_softcapping": "capped logits",
     "weight_zero": "weights of 4 bits (AWQ)",
 }
-"""Of variables that are not supported, in words: a part of the name, and what it stands for."""
+"""Descriptions of unsupported variables, by a part of their name."""
 
 _FIRST_NAMES = (
     *(("transformer/", ""), (":0", ""), ("w_embs", "embeddings/weight"), ("kernel", "weight")),
     *(("LayerNorm", "layer_norm"), ("dense", "projection"), ("conv1d_", "linear_"), ("conv1d", "linear_0")),
 )
-"""Names of revision 1, which were OpenNMT-tf's, each replaced once and in this order (`models/transformer.cc`)."""
+"""Names of revision 1, which came from OpenNMT-tf. Each is replaced once, in this order (`models/transformer.cc`)."""
 
 
 def variables() -> dict[str, str | tuple[str, ...]]:
-    """Variables to canonical names; several are joined in one variable, as a query, key and value."""
+    """Canonical name, or names, of each variable. Some variables join several matrices, such as query, key and value."""
     names: dict[str, str | tuple[str, ...]] = {OUTPUT: "output_weight", BIAS: "output_bias"}
     norm = (("gamma", "weight"), ("beta", "bias"))
     for side in SIDES:
@@ -74,7 +74,7 @@ def variables() -> dict[str, str | tuple[str, ...]]:
 
 
 def renamed(name: str) -> str:
-    """A name of revision 1 as revision 2 has it."""
+    """The name in revision 2 for a name of revision 1."""
     attention = (("multi_head", "self_attention"),)
     if "encoder" not in name:
         attention = (("masked_multi_head", "self_attention"), ("multi_head", "attention"))  # type: ignore[assignment]

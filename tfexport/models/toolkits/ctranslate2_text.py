@@ -1,4 +1,4 @@
-"""What lies beside a CTranslate2 model.bin: config.json with the names of special tokens, and the vocabularies.
+"""The files next to a CTranslate2 model.bin: config.json with the names of special tokens, and the vocabularies.
 
 Source: `models/sequence_to_sequence.cc` and `vocabulary.cc` of CTranslate2 4.8.
 """
@@ -22,26 +22,26 @@ from tfexport.text.tokenizers import word_tokenizer
 CONFIG = "config.json"
 _TOKENS = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 _OLD_FLAGS = ("with_source_bos", "with_source_eos", "with_target_bos", "user_decoder_start_tokens")
-"""Attributes of model.bin that config.json took over with version 6 of its layout."""
+"""Attributes of model.bin that moved to config.json in version 6 of its layout."""
 _COPY = "Check that it was copied completely."
 
 
 @dataclass(frozen=True)
 class CTranslate2Text:
-    """What the vocabularies and config.json tell."""
+    """The content of the vocabularies and config.json."""
 
     fields: dict[str, Any]
-    """Of `ModelConfig`; without `bos_id` where whoever translates gives the decoder's first token."""
+    """`ModelConfig` fields; without `bos_id` if the caller of the model gives the decoder's first token."""
     tokenizers: Tokenizers
     assumed: tuple[str, ...]
     notes: tuple[str, ...]
 
 
 def read_config(folder: Path, model: ModelBin) -> Arguments:
-    """config.json, and before version 6 what stood in model.bin instead.
+    """Read config.json; before version 6, its entries were in model.bin.
 
     Raises:
-        CheckpointError: it is missing or no JSON object.
+        CheckpointError: the file is missing or not a JSON object.
     """
     path = folder / CONFIG
     settings: dict[str, Any] = {}
@@ -63,7 +63,7 @@ def read_config(folder: Path, model: ModelBin) -> Arguments:
 
 
 def moved_to_config(name: str) -> bool:
-    """Whether an attribute or a text of model.bin is what `read_config` takes from it."""
+    """Whether `read_config` reads an attribute or a text of model.bin."""
     return name in (*_OLD_FLAGS, *_TOKENS)
 
 
@@ -73,17 +73,17 @@ def read_text(
     """The tokenizers of a folder and the ids of its special tokens.
 
     Args:
-        sizes: rows of the embeddings, `src_vocab_size` and `tgt_vocab_size`.
-        starts_with_zeros: the decoder begins with no token, whatever config.json says.
+        sizes: numbers of rows of the embeddings, `src_vocab_size` and `tgt_vocab_size`.
+        starts_with_zeros: the decoder starts with zeros instead of a token, regardless of config.json.
 
     Raises:
         CheckpointError: a vocabulary is missing.
-        ConfigError: it has no such token, or an option is not for this model.
+        ConfigError: a vocabulary lacks a special token, or an option is not for this model.
         TokenizerError: a vocabulary cannot be read.
     """
     if options.source_language or options.target_language:
         raise ConfigError(
-            f"{folder} does not say which tokens are languages: --src-lang and --tgt-lang mean nothing. Give that of the "
+            f"{folder} does not list its languages: --src-lang and --tgt-lang have no effect. Give the token of the "
             "source with --prefix, such as 'deu_Latn ', and that of the target as forced_first_id with --config."
         )
     shared = _vocabulary(folder, "shared_vocabulary")
@@ -104,7 +104,7 @@ def read_text(
     fields: dict[str, Any] = {
         "unk_id": source.index(unk) if unk in source else -1,
         "eos_id": eos_id,
-        "pad_id": eos_id,  # sources are told by their lengths, whatever fills them up
+        "pad_id": eos_id,  # lengths limit the sources, so any id can pad them
         **adds,
     }
     if start is not None and not starts_with_zeros:
@@ -129,7 +129,7 @@ def read_text(
 
 def _notes(folder: Path, adds_eos: bool, eos: str, start: Any) -> tuple[str, ...]:
     notes = []
-    if not adds_eos and start != _TOKENS["bos_token"]:  # with which OpenNMT-py's begin, whose sources have no end
+    if not adds_eos and start != _TOKENS["bos_token"]:  # OpenNMT-py's models start with it; their sources have no eos
         notes.append(
             f"{CONFIG} leaves it to the input whether sources end with {eos}: models of the transformers library need it at "
             'the end of every line, or {"source_eos": true} with --config'
@@ -140,7 +140,7 @@ def _notes(folder: Path, adds_eos: bool, eos: str, start: Any) -> tuple[str, ...
 
 
 def _first_ids(words: list[str]) -> dict[str, int]:
-    """The id of each word, the first where it is there twice."""
+    """The first id of each word."""
     ids: dict[str, int] = {}
     for index, word in enumerate(words):
         ids.setdefault(word, index)
@@ -159,7 +159,7 @@ def _of_side(folder: Path, side: str) -> list[str]:
 
 
 def _vocabulary(folder: Path, name: str) -> list[str]:
-    """The words of a file in the order of their ids; none where there is no such file."""
+    """The words of a file in the order of their ids; empty if the file is missing."""
     listed, lines = folder / f"{name}.json", folder / f"{name}.txt"
     if listed.is_file():
         content = _json(listed)
@@ -172,12 +172,12 @@ def _vocabulary(folder: Path, name: str) -> list[str]:
         words = regular_files.read_bytes(lines).decode("utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise TokenizerError(f"cannot read {lines}: {error}. {_COPY}") from error
-    # A line that ends with a carriage return is a word that does, unless all lines do.
+    # A carriage return at the end of a line belongs to the word, unless all lines have one.
     return [word[:-1] for word in words] if all(word.endswith("\r") for word in words) else words
 
 
 def _is_word(word: Any) -> bool:
-    """Whether it is a text, and one that can be written: JSON can spell half a character."""
+    """Whether a value is valid text: JSON can contain lone surrogates."""
     return isinstance(word, str) and not any("\ud800" <= character <= "\udfff" for character in word)
 
 

@@ -1,7 +1,7 @@
-"""Checkpoints of fairseq's encoder-decoder Transformers: `args` or `cfg`, weights, and `dict.xx.txt` beside them.
+"""Checkpoints of fairseq's encoder-decoder Transformers: `args` or `cfg`, weights, and `dict.xx.txt` files next to them.
 
-Read without fairseq. What is said here of its arithmetic is that of fairseq 0.12 (`models/transformer`, `modules`), which
-reads the layouts of its older versions too.
+They are read without fairseq. The arithmetic is that of fairseq 0.12 (`models/transformer`, `modules`), which also reads the
+layouts of older versions.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from tfexport.text.vocabularies import FAIRSEQ_SPECIALS, read_vocabulary
 
 NAME = "fairseq"
 _BOS, _PAD, _EOS, _UNK = range(len(FAIRSEQ_SPECIALS))
-"""Of every dictionary. Decoding starts with eos; bos is for other tasks."""
+"""Special ids of every dictionary. Decoding starts with eos; bos is for other tasks."""
 _ARCHITECTURES = re.compile(
     r"transformer(_tiny|_align|_iwslt_\w+|_wmt_\w+|_vaswani_\w+)?|bart_(base|large)|mbart_(base|base_wmt20|large)"
 )
-"""Those that fairseq itself registers. Others that begin so compute other things: transformer_unidirectional, _xl, _lm."""
+"""Architectures that fairseq registers. Others with the same prefix differ: transformer_unidirectional, _xl, _lm."""
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu_tanh", "gelu_fast": "gelu_tanh"}
 _UNSUPPORTED = (
     *("adaptive_input", "adaptive_softmax_cutoff", "char_inputs", "base_layers", "no_cross_attention"),
@@ -50,33 +50,33 @@ _UNSUPPORTED = (
     *("scale_attn", "scale_fc", "scale_heads", "scale_resids", "encoder_xformers_att_config"),
     *("decoder_xformers_att_config", "simul_type"),
 )
-"""Options that change what a model computes."""
+"""Options that change a model's arithmetic."""
 _BEGINNINGS = ("encoder_", "decoder_", "scale_", "cross_", "adaptive_", "tie_", "layernorm_", "quant_noise_", "base_")
 _HARMLESS = """
     encoder_layerdrop decoder_layerdrop encoder_embed_path decoder_embed_path decoder_input_dim decoder_output_dim
     adaptive_softmax_dropout adaptive_softmax_factor tie_adaptive_weights tie_adaptive_proj quant_noise_pq_block_size
     base_sublayers base_shuffle
 """
-"""Options of training, of what is refused where it is on, and of what the weights tell."""
+"""Options of training, of parts that are refused if they are on, and of properties that follow from the weights."""
 _TEXT = {"bpe": ("bpe", "_name"), "tokenizer": ("tokenizer", "_name")}
 _INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
 
 
 def _is_fairseq(content: Any) -> bool:
-    """Whether a file holds a model of fairseq, of whatever kind."""
+    """Whether a file contains a fairseq model of any kind."""
     if not isinstance(content, Mapping) or not isinstance(content.get("model"), Mapping):
         return False
     if content.get("args") is None and content.get("cfg") is None:
         return False
-    # Others save `model` and `args` too, but neither the history of their optimizers nor these names.
+    # Other programs also save `model` and `args`, but not the history of their optimizers or these names.
     return "optimizer_history" in content or any(".embed_tokens." in str(name) for name in content["model"])
 
 
 def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
-    """Read options, weights and the dictionaries that lie beside a checkpoint.
+    """Read the options, weights and dictionaries of a checkpoint.
 
     Raises:
-        CheckpointError: the file cannot be read, or holds something else than weights by name.
+        CheckpointError: the file cannot be read, or does not contain weights by name.
         ConfigError: an option of the model is not supported.
     """
     content = read_inert(path)
@@ -90,7 +90,7 @@ def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
         raise ConfigError(f"{path} is a model of one pair of languages. Leave out --src-lang and --tgt-lang.")
     if options.prefix:
         if tokenizers.source is None:
-            raise ConfigError(f"{path} has no dictionary beside it that could read --prefix. Put it there.")
+            raise ConfigError(f"{path} has no dictionary next to it that could read --prefix. Put it there.")
         tokenizers = Tokenizers(tokenizers.source.framed((), (), options.prefix), tokenizers.target)
     family = self_described(
         name=NAME,
@@ -103,9 +103,9 @@ def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
 
 
 def _arguments(path: Path, content: Mapping[str, Any]) -> Arguments:
-    """The options under the names that they have on the command line, whichever version wrote them.
+    """The options under their names on the command line, for all versions.
 
-    Up to version 0.9 they lie in one Namespace; later versions have groups, and some models groups for their stacks.
+    Up to version 0.9 they are in one Namespace. Later versions have groups, and some models have groups for their stacks.
     """
     if content.get("cfg") is None:
         given = plain(content["args"], f"args in {path}")
@@ -116,7 +116,7 @@ def _arguments(path: Path, content: Mapping[str, Any]) -> Arguments:
         raise CheckpointError(f"{where} has no options of a model, but {type(groups).__name__}. Check the file.")
 
     def resolved(value: Any) -> Any:
-        """What `${group.name}` refers to."""
+        """The value that `${group.name}` refers to."""
         match = _INTERPOLATION.fullmatch(value) if isinstance(value, str) else None
         if match is None:
             return value
@@ -140,12 +140,14 @@ def _arguments(path: Path, content: Mapping[str, Any]) -> Arguments:
 
 
 def _weights(path: Path, found: Mapping[Any, Any]) -> dict[str, Tensor]:
-    """The weights under the names of fairseq 0.12, with older ways to write them undone."""
+    """The weights under the names of fairseq 0.12, converted from older layouts."""
     weights: dict[str, Tensor] = {}
     for name, tensor in found.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            raise CheckpointError(f"the model in {path} has {name!r}, which is no tensor. Check that it is complete.")
-        kept = tensor.clone()  # the file may be written to later, as a last checkpoint is
+            raise CheckpointError(
+                f"the model in {path} has {name!r}, which is not a tensor. Check that it is complete."
+            )
+        kept = tensor.clone()  # the file may be overwritten later, as a last checkpoint is
         attention, _, part = name.rpartition(".in_proj_")
         if attention.endswith("attn") and kept.ndim and len(kept) % 3 == 0:
             # Up to version 0.6 the three projections are one matrix.
@@ -161,8 +163,8 @@ def _fields(arguments: Arguments, weights: dict[str, Tensor]) -> dict[str, Any]:
     architecture, task = str(arguments.get("arch", "transformer")), str(arguments.get("task", "translation"))
     if not _ARCHITECTURES.fullmatch(architecture):
         raise ConfigError(
-            f"{arguments.where} has arch {architecture!r}, which is not known to be a Transformer that translates. There "
-            "are transformer and bart, with the variants of them that fairseq has. Where it is one of these under a name of "
+            f"{arguments.where} has arch {architecture!r}, which is not known to be a Transformer that translates. "
+            "transformer and bart are supported, with fairseq's variants of them. If it is one of these under a name of "
             "your own, save the file with arch 'transformer'."
         )
     if task != "translation":
@@ -174,7 +176,7 @@ def _fields(arguments: Arguments, weights: dict[str, Tensor]) -> dict[str, Any]:
     d_model = arguments.same("encoder_embed_dim", "decoder_embed_dim")
     norm_first = arguments.flag("encoder_normalize_before", False)
     arguments.require({"decoder_normalize_before": norm_first})
-    # Whether there is a norm after the last layer has changed between versions; the weights tell.
+    # Versions differ in the norm after the last layer; the weights show whether it exists.
     final_norms = {f"{side}.layer_norm.weight" in weights for side in ("encoder", "decoder")}
     if len(final_norms) > 1:
         raise ConfigError(f"of {arguments.where}, one stack has a final norm and one has none: not supported.")
@@ -213,7 +215,7 @@ def _fields(arguments: Arguments, weights: dict[str, Tensor]) -> dict[str, Any]:
 def _positions(arguments: Arguments, weights: dict[str, Tensor], side: str, d_model: int) -> int:
     """Put the position table of a stack, [length, d_model], into `weights`; returns its length.
 
-    Rows up to that of padding are no positions: token t has row pad + 1 + t.
+    Rows up to that of padding are not positions: token t has row pad + 1 + t.
     """
     name = f"{side}.embed_positions.weight"
     is_learned = arguments.flag(f"{side}_learned_pos", False)
@@ -234,7 +236,7 @@ def _positions(arguments: Arguments, weights: dict[str, Tensor], side: str, d_mo
 
 
 def _dictionaries(path: Path, arguments: Arguments, fields: Mapping[str, Any]) -> tuple[Tokenizers, dict[str, str]]:
-    """The tokenizers of the dictionaries beside the checkpoint, and by side why one has none."""
+    """The tokenizers of the dictionaries next to the checkpoint, and the reason for each missing one, by side."""
     found: list[TextTokenizer | None] = []
     absent = {}
     for side, name, size in (
@@ -243,13 +245,15 @@ def _dictionaries(path: Path, arguments: Arguments, fields: Mapping[str, Any]) -
     ):
         language = arguments.text(f"{side}_lang", name)
         if Path(language).name != language:
-            raise ConfigError(f"{arguments.where} has {side}_lang {language[:60]!r}, which is no language. Correct it.")
+            raise ConfigError(
+                f"{arguments.where} has {side}_lang {language[:60]!r}, which is not a language. Correct it."
+            )
         file = path.with_name(f"dict.{language}.txt")
         tokenizer = read_vocabulary(file) if os.path.isfile(file) else None
         if tokenizer is None:
-            absent[side] = f"{file.name} is not beside it: put it there, or give it with --{name}-vocab"
+            absent[side] = f"{file.name} is not next to it: put it there, or give it with --{name}-vocab"
         elif tokenizer.size != size:
-            absent[side] = f"{file.name} beside it has {tokenizer.size} words, the model {size}: it was not read"
+            absent[side] = f"{file.name} next to it has {tokenizer.size} words, the model {size}: it was not read"
             tokenizer = None
         found.append(tokenizer)
     return Tokenizers(*found), absent
@@ -270,7 +274,7 @@ _NAMES = {
 _IGNORED = (
     *(f"{side}.{name}" for side in ("encoder", "decoder") for name in ("version", "embed_positions._float_tensor")),
     *(f"{side}.embed_positions.weights" for side in ("encoder", "decoder")),  # a table that is computed
-    # Copies that version 0.12 has for a fast path.
+    # Copies that version 0.12 keeps for a fast path.
     *(f"encoder.layers.{{i}}.{name}_{{p}}" for name in ("in_proj", "out_proj", "fc1", "fc2")),
 )
 

@@ -21,7 +21,7 @@ from tfexport.system import regular_files
 
 _CHECKPOINTS = (".pt", ".pth", ".ckpt", ".npz", ".safetensors")
 _NO_WORDS = ("Classification", "QuestionAnswering", "ForCausalLM", "EncoderModel")
-"""How the names of classes end whose output is no text, or that have no encoder."""
+"""Suffixes of class names of models that generate no text, or that have no encoder."""
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -67,12 +67,12 @@ def read_folder(path: Path, options: TextOptions) -> ToolkitCheckpoint:
         tokenizers=text.tokenizers,
         given=given,
         generation=settings.generation(),
-        assumed=tuple(_spoken(folder.fields, 0)),  # a fine-tuned model writes one language by itself, and knows others
+        assumed=tuple(_spoken(folder.fields, 0)),  # a fine-tuned model has a default language, and knows others
     )
 
 
 def _require_words(path: Path, config: Mapping[str, Any]) -> None:
-    """Refuse a model of the right type whose output is no text, such as a classifier."""
+    """Refuse a model of the right type that generates no text, such as a classifier."""
     named = config.get("architectures")
     names = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
     if names and all(name.endswith(_NO_WORDS) for name in names):
@@ -83,7 +83,7 @@ def _require_words(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def _no_config(path: Path) -> str:
-    """What to say of a folder that is none of this library."""
+    """The message for a folder that is not of this library."""
     files = sorted(file.name for file in path.iterdir()) if path.is_dir() else []
     if any(name.endswith(".ckpt") for name in files) and any(name.endswith("_vocab.txt") for name in files):
         return (
@@ -102,7 +102,7 @@ def _no_config(path: Path) -> str:
 
 
 def _spoken(fields: Mapping[str, Any], language: int) -> dict[str, Any]:
-    """Where a model is told the target language: as the first token of the output, or of the decoder."""
+    """The field for the target language: the first token of the output, or of the decoder."""
     first = fields.get("bos_id")
     if "forced_first_id" in fields or (first is not None and first in (fields.get("eos_id"), fields.get("pad_id"))):
         return {"forced_first_id": language}
@@ -136,7 +136,7 @@ def _weight_files(path: Path) -> list[str]:
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
-    """All tensors by name, without the `model.` that stands before most."""
+    """All tensors by name, without the prefix `model.` that most have."""
     weights: dict[str, Tensor] = {}
     for name in _weight_files(path):
         weights |= read_file(path / name, unwrap=False).weights

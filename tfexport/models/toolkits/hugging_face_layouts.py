@@ -1,7 +1,7 @@
-"""How the models of the transformers library are laid out: two layouts of names, and what a config says of each model.
+"""The layouts of the transformers library's models: two layouts of names, and the settings of each model's config.
 
-Eight kinds of model share one layout (BART's) and differ in what their config says; a row of `KINDS` each. T5 and mT5 have
-their own. Each setting is used or refused by name: one that is passed over in silence is a wrong model.
+Eight kinds of model share one layout (BART's) and differ in their config; each has a row of `KINDS`. T5 and mT5 have their
+own layout. Each setting is used or refused by name: an ignored setting would give a wrong model.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from tfexport.models.toolkits.toolkit import LARGEST_TABLE, ToolkitCheckpoint, s
 
 @dataclass(frozen=True, kw_only=True)
 class _Kind:
-    """What sets a `model_type` apart from the others of BART's layout."""
+    """The differences of a `model_type` from the others of BART's layout."""
 
     about: str
     positions: Callable[[int, int, int], Tensor] | None
-    """Computes the table [positions, d_model] from its sizes and the padding id; None where it is learned."""
+    """Function that computes the table [positions, d_model] from its sizes and the padding id; None if it is learned."""
     offset: int = 2
-    """Rows of a learned table before that of the first position."""
+    """Number of rows of a learned table before the first position."""
     required: Mapping[str, Any] = field(default_factory=dict)
     norm_first: bool = False
     embedding_norm: bool = False
 
 
 def _sin_then_cos(n_positions: int, d_model: int, pad_id: int) -> Tensor:
-    """The paper's sinusoids, all sines before all cosines."""
+    """The paper's sinusoids, with all sines before all cosines."""
     table = sinusoids(n_positions, d_model)
     return torch.cat([table[:, 0::2], table[:, 1::2]], dim=1)
 
@@ -87,9 +87,9 @@ def bart_like(model_type: str, settings: Settings, weights: dict[str, Tensor]) -
         )
     for side in ("encoder", "decoder"):
         if kind.positions is not None:
-            # Some files have the table; all can do without.
+            # Some files have the table. It is computed in any case.
             weights.setdefault(f"{side}.embed_positions.weight", kind.positions(positions, d_model, pad_id or 0))
-        for leftover in ("embed_positions.weights", "version"):  # of early versions
+        for leftover in ("embed_positions.weights", "version"):  # from early versions
             weights.pop(f"{side}.{leftover}", None)
     embeddings = _embeddings(settings, weights)
     bias = weights.pop("final_logits_bias", None)
@@ -128,18 +128,18 @@ NOT_SUPPORTED = {
     "switch_transformers": "its feed-forward is a mixture of experts",
     "nllb-moe": "its feed-forward is a mixture of experts",
 }
-"""Encoder-decoder models of the library that are none of these layouts, and why."""
+"""Encoder-decoder models of the library with other layouts, and the reason why they are not supported."""
 
 T5 = {"t5": "T5, Flan-T5", "mt5": "mT5"}
 _USUAL_LENGTH = 512
-"""Relative positions have no end. This is what T5 was trained with, and a bundle has where nothing else is said."""
+"""Default maximum length of a bundle with relative positions, which are unlimited. T5 was trained with this length."""
 
 
 def t5(model_type: str, settings: Settings, weights: dict[str, Tensor]) -> ToolkitCheckpoint:
-    """T5's layout: RMS norms, no biases, relative positions, and no scales, which are folded into the weights.
+    """T5's layout: RMS norms, no biases and relative positions. Its scales are folded into the weights.
 
-    Its scores are not divided by sqrt(head_dim), so queries are multiplied by that; its tied output is divided by
-    sqrt(d_model), and so is the norm before it.
+    T5 does not divide scores by sqrt(head_dim), so queries are multiplied by it. T5 divides a tied output by sqrt(d_model);
+    here the norm before it is divided.
     """
     settings.require({"is_encoder_decoder": True})
     d_model, n_heads, d_head = (settings.size(name) for name in ("d_model", "num_heads", "d_kv"))
@@ -151,16 +151,16 @@ def t5(model_type: str, settings: Settings, weights: dict[str, Tensor]) -> Toolk
         raise ConfigError(
             f"{settings.path / CONFIG} has feed_forward_proj {gate}{dash}{activation}, which is not supported."
         )
-    # What the library calls gated-gelu is the approximation.
+    # The library's gated-gelu is the approximation.
     activation = "gelu_new" if (gate, activation) == ("gated", "gelu") else activation
     settings.require({"dense_act_fn": activation, "is_gated_act": bool(gate)})
     max_distance = settings.number("relative_attention_max_distance", 128)
     length = settings.number("n_positions", _USUAL_LENGTH)
-    # mT5 is not scaled, whatever its config says; of T5, those whose output is tied.
+    # mT5 is never scaled, regardless of its config. T5 is scaled if its output is tied.
     scaled = model_type == "t5" and settings.flag("scale_decoder_outputs", settings.flag("tie_word_embeddings", True))
     for name in list(weights):
         if name.endswith("EncDecAttention.relative_attention_bias.weight"):
-            del weights[name]  # of an early version, which never used it
+            del weights[name]  # from an early version, which never used it
         elif name.endswith("relative_attention_bias.weight"):
             both_ways = name.startswith("encoder.")
             weights[name] = _by_distance(settings, weights[name], max_distance, both_ways=both_ways)
@@ -195,14 +195,14 @@ def t5(model_type: str, settings: Settings, weights: dict[str, Tensor]) -> Toolk
 
 
 _FARTHEST = 1_000_000
-"""Distances that a number in config.json may ask for."""
+"""Maximum distance that a number in config.json may request."""
 
 
 def _by_distance(settings: Settings, buckets: Tensor, max_distance: int, *, both_ways: bool) -> Tensor:
-    """T5's table of buckets [buckets, heads] as one of distances, as `DistanceTable` has it: it is the same, written out.
+    """Convert T5's table of buckets [buckets, heads] to an equivalent table of distances, as in `DistanceTable`.
 
-    Half of the buckets are for distances of their own, the others for ranges that grow as logarithms do; where a key may
-    also come after its query, it has a half of the buckets for itself (Raffel et al. 2020, section 2.1).
+    Half of the buckets are for single distances, the others for logarithmically growing ranges. If keys may come after their
+    query, they have one half of all buckets (Raffel et al. 2020, section 2.1).
     """
     if len(buckets) != settings.number("relative_attention_num_buckets", 32):
         raise CheckpointError(
@@ -217,21 +217,21 @@ def _by_distance(settings: Settings, buckets: Tensor, max_distance: int, *, both
         )
     distance = torch.arange(-max_distance if both_ways else 0, max_distance + 1)  # of the query from the key
     far = distance.abs()
-    # In float32, as the model has computed it: a bucket begins where that says.
+    # In float32, as in the model, so that the buckets have the same limits.
     growth = torch.log(far.clamp(min=1).float() / exact) / math.log(max_distance / exact) * (n - exact)
     bucket = torch.where(far < exact, far, (exact + growth.long()).clamp(max=n - 1))
     return buckets[bucket + n * (distance < 0)]
 
 
 def _embeddings(settings: Settings, weights: dict[str, Tensor]) -> dict[str, Any]:
-    """Leave each different matrix once in `weights`, under the name of its first use; returns sizes and what is tied."""
+    """Keep each different matrix once in `weights`, under the name of its first use; returns sizes and ties."""
     shared = weights.pop("shared.weight", None)
     tied = settings.flag("tie_word_embeddings", True)
     source = weights.get("encoder.embed_tokens.weight", shared)
     target = weights.get("decoder.embed_tokens.weight", shared)
     if source is None or target is None:
         raise CheckpointError(f"the weights in {settings.path} have no embeddings. Check that they are complete.")
-    # The library ties the output to the shared embedding, also where a file has another one for the decoder.
+    # The library ties the output to the shared embedding, even if a file has another one for the decoder.
     output = weights.get("lm_head.weight", (target if shared is None else shared) if tied else None)
     if output is None:
         raise CheckpointError(
@@ -243,7 +243,7 @@ def _embeddings(settings: Settings, weights: dict[str, Tensor]) -> dict[str, Any
 
 
 def _special_ids(settings: Settings) -> dict[str, Any]:
-    """The ids that the folder tells; what it does not tell is asked for as of any checkpoint."""
+    """The special ids in the folder. Missing ids are asked for, as for any checkpoint."""
     ids = {
         "pad_id": settings.token("pad_token_id"),
         "bos_id": settings.token("decoder_start_token_id"),
@@ -317,7 +317,7 @@ def _family(name: str, about: str, renames: Mapping[str, str], settings: Setting
     notes = []
     if search := settings.search_settings():
         told = ", ".join(f"{name} {value}" for name, value in search.items())
-        notes.append(f"its own library searches with {told}; so does `decode --search-profile hf`, where it can")
+        notes.append(f"its own library searches with {told}; `decode --search-profile hf` does the same where possible")
     if unread := settings.unread():
         notes.append(f"its config has settings that were not read: {', '.join(unread)}")
     return self_described(

@@ -1,8 +1,8 @@
 """SentencePiece models in folders of the transformers library: the ids that its tokenizers give to pieces and languages.
 
-A model numbers its pieces; a tokenizer class moves those numbers to make room for tokens of its own, before or after them.
-The rules and the order of languages are those of the library's tokenizers over SentencePiece (its versions up to 4), which
-are those that the published models were trained with.
+A model numbers its pieces. A tokenizer class shifts these numbers to make room for its own tokens, before or after them. The
+rules and the order of languages are those of the library's SentencePiece tokenizers (its versions up to 4), with which the
+published models were trained.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _M2M_LANGUAGES = """
     id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru
     sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu
 """
-"""Of M2M-100, in the order of their ids, which follow those of vocab.json and are in no file; so are those below."""
+"""Languages of M2M-100 in the order of their ids, which follow those of vocab.json. No file contains them. The same is true
+of the languages below."""
 
 _MBART_LANGUAGES = """
     ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT lv_LV my_MM ne_NP nl_XX
@@ -58,17 +59,17 @@ _NLLB_LANGUAGES = """
 """
 
 _FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")
-"""What fairseq's dictionaries begin with; SentencePiece's own first three are <unk>, <s> and </s>."""
+"""First tokens of fairseq's dictionaries. The first three of SentencePiece are <unk>, <s> and </s>."""
 
 _FILES = ("sentencepiece.bpe.model", "spm.model", "spiece.model")
 
 _MOST = 100_000
-"""Tokens that a number in a small file may ask for."""
+"""Maximum number of tokens that a number in a small file may request."""
 
 
 @dataclass(frozen=True)
 class FolderPieces:
-    """The tokenizers of both sides, and the ids that a source has before and after its text, the model's eos too."""
+    """The tokenizers of both sides, and the ids before and after the text of a source, including the model's eos."""
 
     source: TextTokenizer
     target: TextTokenizer
@@ -80,7 +81,7 @@ _SAVE = "Save a tokenizer.json there: AutoTokenizer.from_pretrained(DIR).save_pr
 
 
 class NotRead(Exception):
-    """Why a folder's text is not read, and what to do; never leaves the reader of folders."""
+    """The reason why a folder's tokenizer is not read, and advice. The reader of folders always catches it."""
 
     def __init__(self, why: str, advice: str = _SAVE):
         super().__init__(f"{why}. {advice}")
@@ -90,10 +91,10 @@ def read_pieces(path: Path, model_type: str, language: str | None) -> FolderPiec
     """The tokenizers of a folder without tokenizer.json.
 
     Args:
-        language: of the sources, where the user says it.
+        language: language of the sources, if the user gives it.
 
     Raises:
-        NotRead: what the model's text needs is not in the folder, or not supported; the message says what.
+        NotRead: a part of the tokenizer is missing or not supported; the message names it.
         TokenizerError: a file cannot be read.
         RuntimeUnavailable: SentencePiece is not installed.
     """
@@ -125,16 +126,16 @@ def read_pieces(path: Path, model_type: str, language: str | None) -> FolderPiec
 
 @dataclass(frozen=True)
 class _Numbering:
-    """Where a tokenizer class has the tokens that the model lacks."""
+    """The ids of the tokens that a tokenizer class adds to the model's."""
 
     first: tuple[str, ...] = ()
-    """Ids 0, 1, ...; what the model has for these numbers is passed over."""
+    """Tokens with ids 0, 1, ...; the model's pieces of these numbers are skipped."""
     offset: int = 0
-    """Added to the model's own numbers."""
+    """Offset of the model's own numbers."""
     last: tuple[str, ...] = ()
-    """Ids after all pieces."""
+    """Tokens with ids after all pieces."""
     language: str = ""
-    """Where a source has its language: `before` or `after`, or nowhere."""
+    """Place of the language in a source: `before` or `after`; empty for none."""
 
 
 def _numbering(kind: str, settings: Mapping[str, Any]) -> _Numbering:
@@ -174,7 +175,7 @@ def _numbered(
     lists = ("additional_special_tokens", "extra_special_tokens")
     listed = [token for name in lists for token in _names(settings.get(name))]
     if numbering.language and (lost := sorted({*listed} - {*own, *pieces, *added})):
-        raise NotRead(f"it does not tell the ids of {', '.join(lost[:5])}")
+        raise NotRead(f"it does not contain the ids of {', '.join(lost[:5])}")
     rows = config.get("vocab_size")
     fits = {token: at for token, at in own.items() if type(rows) is not int or at < rows}  # unused ones may be cut off
     vocabulary = {**pieces, **fits, **added}
@@ -190,7 +191,7 @@ def _numbered(
 
 
 def _usual(model_type: str, model: PieceModel, config: Mapping[str, Any]) -> str:
-    """The tokenizer class of a folder that does not name it."""
+    """The usual tokenizer class, for a folder that names none."""
     if model_type != "mbart":
         usual = {"t5": "T5Tokenizer", "mt5": "T5Tokenizer", "pegasus": "PegasusTokenizer", "m2m_100": "NllbTokenizer"}
         return usual.get(model_type, f"of {model_type}")
@@ -212,7 +213,7 @@ def _count(settings: Mapping[str, Any], name: str, usual: int) -> int:
 
 
 def _names(value: Any) -> list[str]:
-    """Of a token, a string or a record with its content, or of several."""
+    """The names of one or several tokens, which are strings or records with a content."""
     several = list(value.values()) if isinstance(value, dict) and "content" not in value else value
     tokens: list[Any] = several if isinstance(several, list) else [several]
     contents = [token.get("content") if isinstance(token, dict) else token for token in tokens]
@@ -235,7 +236,7 @@ def _is_language(token: str) -> bool:
 def _vocabulary(path: Path) -> dict[str, int]:
     vocabulary = read_json(path)
     if not vocabulary or not all(map(_is_id, vocabulary.values())) or "<unk>" not in vocabulary:
-        raise TokenizerError(f"{path} is no vocabulary of words and ids with <unk>. {_COMPLETE}")
+        raise TokenizerError(f"{path} is not a vocabulary of words and ids with <unk>. {_COMPLETE}")
     return vocabulary
 
 
@@ -244,18 +245,18 @@ def _is_id(value: Any) -> bool:
 
 
 def _with_languages(vocabulary: Mapping[str, int], settings: Mapping[str, Any]) -> dict[str, int]:
-    """The vocabulary of an M2M-100 and its languages, where these are M2M-100's own."""
+    """The vocabulary with the languages of M2M-100, if the model uses these languages."""
     if settings.get("language_codes", "m2m100") != "m2m100":
         return dict(vocabulary)
     languages = enumerate(_M2M_LANGUAGES.split(), len(vocabulary))
     return {**vocabulary, **{f"__{language}__": index for index, language in languages}}
 
 
-# --- what they share
+# --- common parts
 
 
 def _added(path: Path, settings: Mapping[str, Any]) -> tuple[dict[str, int], list[str]]:
-    """Tokens that were added to the vocabulary, such as languages, with their ids; and those of them that are no text."""
+    """The tokens added to the vocabulary, such as languages, with their ids, and the special tokens among them."""
     named = read_json(path / "special_tokens_map.json")
     special = [token for name in named for token in _names(named[name])]
     tokens = read_json(path / "added_tokens.json")
@@ -273,7 +274,7 @@ def _added(path: Path, settings: Mapping[str, Any]) -> tuple[dict[str, int], lis
 
 
 def _language(vocabulary: Mapping[str, int], settings: Mapping[str, Any], chosen: str | None, path: Path) -> int:
-    """The id of the language of sources."""
+    """The id of the source language."""
     name = chosen or settings.get("src_lang")
     if name is None:
         raise NotRead("it does not say the language of its sources", "Give --src-lang, such as en, en_XX or eng_Latn.")
@@ -281,15 +282,15 @@ def _language(vocabulary: Mapping[str, int], settings: Mapping[str, Any], chosen
 
 
 def language_id(id_of: Callable[[str], int | None], name: str, path: Path) -> int:
-    """The id of a language as the vocabulary writes it: `deu_Latn`, `de_DE`, or `__de__` for de.
+    """The id of a language by its name in the vocabulary: `deu_Latn`, `de_DE`, or `__de__` for de.
 
     Raises:
-        ConfigError: it is not there.
+        ConfigError: the vocabulary lacks the language.
     """
     for token in (name, f"__{name}__"):
         if (found := id_of(token)) is not None:
             return int(found)
-    raise ConfigError(f"the vocabulary in {path} has no language {name!r}. Give it as it is written there.")
+    raise ConfigError(f"the vocabulary in {path} has no language {name!r}. Give it in the vocabulary's spelling.")
 
 
 def _of(vocabulary: Mapping[str, int], token: str, path: Path) -> int:
@@ -299,10 +300,10 @@ def _of(vocabulary: Mapping[str, int], token: str, path: Path) -> int:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is no such file.
+    """Read a JSON object; empty if the file is missing.
 
     Raises:
-        TokenizerError: it cannot be read.
+        TokenizerError: the file cannot be read.
     """
     if not path.is_file():
         return {}

@@ -1,4 +1,4 @@
-"""The settings in a folder of the transformers library, each used, refused by name, or known to be without effect."""
+"""The settings in a folder of the transformers library. Each is used, refused by name, or known to have no effect."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _HARMLESS = """
     n_positions feed_forward_proj classifier_head force_bos_token_to_be_generated _from_model_config
     cache_implementation
 """
-"""Settings of training, of other tasks or of the library itself, and second names of what is read under another."""
+"""Settings of training, of other tasks or of the library itself, and second names of other settings."""
 
 _SEARCH: dict[str, Any] = {
     "eos_token_id": None,
@@ -60,14 +60,14 @@ _SEARCH: dict[str, Any] = {
     "remove_invalid_values": False,
     "forced_eos_token_id": None,
 }
-"""How its library searches, and its own defaults: options of `decode`, not of a model."""
+"""Search settings of the library with its defaults. They are options of `decode`, not of a model."""
 
 _ALSO_OF_MODELS = ("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id")
-"""Settings of a search that are settings of the model in a bundle."""
+"""Search settings that belong to the model in a bundle."""
 
 
 class Settings(Arguments):
-    """The entries of config.json and generation_config.json, and which of them were read."""
+    """The entries of config.json and generation_config.json. The object records which of them were read."""
 
     def __init__(self, path: Path, config: Mapping[str, Any], generation: Mapping[str, Any]):
         super().__init__(str(path / CONFIG), config)
@@ -75,7 +75,7 @@ class Settings(Arguments):
         self._config, self._generation = config, generation
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A setting, of generation_config.json first, where the library too looks first."""
+        """The value of a setting. As in the library, generation_config.json has priority."""
         told, found = super().get(name, default), self._generation.get(name)
         return told if found is None else found
 
@@ -89,7 +89,7 @@ class Settings(Arguments):
         raise ConfigError(f"{self.path / CONFIG} has {name} {value!r}: only one id is supported.")
 
     def first_token(self, name: str) -> int | None:
-        """The id of a special token of which there may be several: the one of config.json, or else the first."""
+        """The id of a special token that may have several: the one in config.json, or else the first."""
         value = self.get(name)
         if not isinstance(value, list) or len(value) < 2:
             return self.token(name)
@@ -116,29 +116,29 @@ class Settings(Arguments):
         return value
 
     def activation(self, name: str) -> str:
-        """The activation that a setting names."""
+        """The activation of a setting."""
         return self.known_activation(name, self.get(name))
 
     def known_activation(self, name: str, value: Any) -> str:
         return self.known(name, value, _ACTIVATIONS)
 
     def search_settings(self) -> dict[str, Any]:
-        """What its owner may want to give to `decode`."""
+        """Search settings that the user may want to give to `decode`."""
         told = {name: self.get(name) for name in _SEARCH}
         told["eos_token_id"] = told["eos_token_id"] if isinstance(told["eos_token_id"], list) else None
         told["bad_words_ids"] = [words for words in self.bad_words() if len(words) > 1] or None
         return {name: value for name, value in told.items() if value is not None and value != _SEARCH[name]}
 
     def generation(self) -> dict[str, Any] | None:
-        """What the bundle keeps of how its library searches: generation_config.json, or what config.json says in its place,
-        as folders of earlier versions have it; None where there is neither."""
+        """The library's search settings for the bundle: generation_config.json, or config.json as in folders
+        of earlier versions; None if there are none."""
         if self._generation:
             return dict(self._generation)
         names = [name for name in (*_SEARCH, *_ALSO_OF_MODELS) if self._config.get(name) is not None]
         return {name: self._config[name] for name in names} if set(names) - {"eos_token_id"} else None
 
     def unread(self) -> list[str]:
-        """Entries that nothing asked for and that are not known to be harmless."""
+        """Entries that were not read and are not known to be harmless."""
         told = {**self._given, **self._generation}
         known = {*self._read, *_HARMLESS.split()}
         return sorted(name for name, value in told.items() if name not in known and value not in (None, False, {}, []))

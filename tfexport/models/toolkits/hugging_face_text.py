@@ -1,4 +1,4 @@
-"""The tokenizer files of a folder that `transformers` saved, and what its models expect around a text."""
+"""The tokenizer files of a folder that `transformers` saved, and the tokens that its models expect around a text."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from tfexport.text.tokenizers import TextTokenizer
 
 @dataclass(frozen=True)
 class FolderText:
-    """What tokenizer files tell."""
+    """The content of the tokenizer files."""
 
     tokenizers: Tokenizers
     fields: dict[str, Any]
-    """Of `ModelConfig`."""
+    """`ModelConfig` fields."""
     language: int | None = None
-    """The id of the target language that the user wants."""
+    """Id of the target language that the user chose."""
     speaks: bool = False
-    """Whether a source says its language."""
+    """Whether sources include the id of their language."""
     notes: tuple[str, ...] = ()
 
 
@@ -62,7 +62,7 @@ def read_text(path: Path, model_type: str, ids: Mapping[str, Any], options: Text
         wanted = language_id(source.inner.token_to_id, options.source_language, path)
         if len(places) != 1:
             raise ConfigError(
-                f"{path} puts no language before or after a source, so --src-lang means nothing. Leave it out; where the "
+                f"{path} puts no language before or after a source, so --src-lang has no effect. Leave it out; if the "
                 "language is a word of the text, such as >>fra<<, give it with --prefix."
             )
         before, after = (tuple(wanted if index == places[0] else index for index in side) for side in (before, after))
@@ -78,7 +78,7 @@ def read_text(path: Path, model_type: str, ids: Mapping[str, Any], options: Text
 
 
 def _affixes(inner: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids that the tokenizer itself puts before and after a text."""
+    """The ids that the tokenizer adds before and after a text."""
     bare, whole = (inner.encode("a", add_special_tokens=special).ids for special in (False, True))
     start = next(at for at in range(len(whole)) if whole[at : at + len(bare)] == bare)
     return tuple(whole[:start]), tuple(whole[start + len(bare) :])

@@ -32,9 +32,9 @@ from tfexport.system.yaml_files import read_settings, read_yaml_file
 
 CONFIG = "config.yaml"
 _SECTIONS = re.compile(r"^(data|model|training):", re.MULTILINE)
-"""What every configuration of JoeyNMT has, and few others have together."""
+"""Sections of every JoeyNMT configuration. Few other files have all of them."""
 _LENGTH = 5000
-"""The rows of JoeyNMT's table of sinusoids."""
+"""Number of rows of JoeyNMT's sinusoid table."""
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu"}
 _NORMS = {"pre": "pre", "post": "post"}
 _EMBEDDINGS = ("src_embed.lut.weight", "trg_embed.lut.weight", "decoder.output_layer.weight")
@@ -43,7 +43,7 @@ _HARMLESS = """
     embed_init_gain embed_init_weight init_rnn_weight rnn_initializer tied_embeddings tied_softmax dropout freeze
     rnn_type bidirectional hidden_dropout input_feeding bridge init_hidden attention
 """
-"""Of training, told by the weights themselves, or of recurrent layers."""
+"""Settings of training or of recurrent layers, and settings that follow from the weights."""
 _READ = ("type", "alpha", "layer_norm", "hidden_size", "num_heads", "ff_size", "num_layers", "embeddings", "activation")
 """Settings of a stack that are used or refused."""
 _SEARCH = ("beam_size", "beam_alpha", "alpha", "min_output_length", "max_output_length", "n_best")
@@ -70,10 +70,10 @@ def _is_joeynmt(content: Any) -> bool:
 
 
 def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
-    """Read a checkpoint, the configuration beside it and its vocabularies.
+    """Read a checkpoint with its configuration and vocabularies.
 
     Args:
-        path: the folder, of which the best checkpoint is taken, or else the last one; or a checkpoint in it.
+        path: the folder, whose best or else last checkpoint is read; or a checkpoint in it.
 
     Raises:
         CheckpointError: a file is missing or damaged.
@@ -85,7 +85,7 @@ def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
     config = file.parent / CONFIG
     if not config.is_file():
         raise CheckpointError(
-            f"{file} is a checkpoint of JoeyNMT, and {config}, which says what it is, is missing. Put the model's own there."
+            f"{file} is a checkpoint of JoeyNMT, but its configuration {config} is missing. Put the model's own there."
         )
     told = Arguments(str(config), read_settings(read_yaml_file(config), str(config)))
     weights = _weights(file)
@@ -95,7 +95,7 @@ def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
     notes = [*text.notes]
     if search := _search(told.inner("testing")):
         notes.append(
-            f"its own search is told {search}; give `decode` what you want of that, and --search-profile joeynmt"
+            f"its own search uses {search}; give `decode` the options that you want, and --search-profile joeynmt"
         )
     known = _HARMLESS.split()
     if unread := [name for side in ("encoder", "decoder") for name in model.inner(side).others([*known, *_READ])]:
@@ -110,10 +110,10 @@ def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
 
 
 def checkpoint_file(path: Path) -> Path:
-    """The checkpoint that is meant.
+    """The checkpoint at a path: the file itself, or the best or last one of a folder.
 
     Raises:
-        CheckpointError: the folder has none.
+        CheckpointError: the folder has no checkpoint.
     """
     if not path.is_dir():
         return path
@@ -159,7 +159,7 @@ def _fields(model: Arguments, weights: dict[str, Tensor]) -> dict[str, Any]:
     d_model = same("hidden_size", 512, 512)
     scales = [settings.inner("embeddings").flag("scale", False) for settings in sides.values()]
     if model.flag("tied_embeddings", False):
-        scales[1] = scales[0]  # the source's embeddings serve the target, too
+        scales[1] = scales[0]  # the target uses the source embeddings
     activations = [
         settings.known("activation", settings.get("activation", "relu"), _ACTIVATIONS) for settings in sides.values()
     ]
@@ -187,10 +187,10 @@ def _fields(model: Arguments, weights: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def _norm_first(encoder: Arguments, decoder: Arguments, weights: Mapping[str, Tensor]) -> bool:
-    """Whether norms stand before sublayers.
+    """Whether norms are before sublayers (pre-norm).
 
-    Version 1 has no setting for it, and has them before; where version 2 is not told, it has them before in the encoder and
-    after in the decoder. A decoder with norms before has one at its end, too.
+    Version 1 has no setting for it and is always pre-norm. Without the setting, version 2 is pre-norm in the encoder and
+    post-norm in the decoder. A pre-norm decoder also has a final norm.
     """
     usual = "pre" if "decoder.layer_norm.weight" in weights else "post"
     found = encoder.get("layer_norm", "pre"), decoder.get("layer_norm", usual)
@@ -198,7 +198,7 @@ def _norm_first(encoder: Arguments, decoder: Arguments, weights: Mapping[str, Te
 
 
 def _same(where: Arguments, name: str, one: Any, other: Any) -> Any:
-    """What both stacks must share."""
+    """A value that must be the same in both stacks."""
     if one != other:
         raise ConfigError(
             f"{where.where} has {name} {one!r} for the encoder and {other!r} for the decoder: models whose stacks differ "

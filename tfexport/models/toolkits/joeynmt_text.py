@@ -1,4 +1,4 @@
-"""The vocabularies of a JoeyNMT model, its special tokens, and how its configuration has text split."""
+"""The vocabularies of a JoeyNMT model, its special tokens, and its settings for splitting text."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from tfexport.text.subword_nmt import SEPARATOR, Subwords
 from tfexport.text.tokenizers import SplitAt, TextTokenizer, word_tokenizer
 
 _SPECIALS = {"unk": (0, "<unk>"), "pad": (1, "<pad>"), "bos": (2, "<s>"), "eos": (3, "</s>")}
-"""JoeyNMT's own ids and names, in the order in which it puts them first."""
+"""JoeyNMT's default ids and names, in the order in which its vocabularies start with them."""
 _SPACE = "▁"
-"""What stands for a space in vocabularies of characters."""
+"""The space in vocabularies of characters."""
 
 
 @dataclass(frozen=True)
 class JoeyText:
-    """What the vocabularies tell."""
+    """The content of the vocabularies."""
 
     fields: dict[str, Any]
-    """Of `ModelConfig`."""
+    """`ModelConfig` fields."""
     tokenizers: Tokenizers = field(default_factory=lambda: Tokenizers(None, None))
     notes: tuple[str, ...] = ()
     absent: Mapping[str, str] = field(default_factory=dict)
-    """By side, whose vocabulary was not found: the note for a user who gives none."""
+    """Notes for a user who gives no vocabulary, by the side whose vocabulary was not found."""
 
 
 @dataclass(frozen=True)
 class _Symbols:
-    """Names of special tokens, by kind, and languages; none of them is text."""
+    """The names of special tokens, by kind, and of languages. None of them is text."""
 
     names: Mapping[str, str]
     languages: tuple[str, ...]
 
     def first(self) -> list[str]:
-        """What every vocabulary begins with, where its file does not have it."""
+        """The first tokens of every vocabulary, which its file may omit."""
         return [*self.names.values(), *self.languages]
 
 
 def read_text(folder: Path, data: Arguments, options: TextOptions) -> JoeyText:
-    """The tokenizers of a model whose vocabularies lie in `folder`.
+    """The tokenizers of a model whose vocabularies are in `folder`.
 
     Args:
-        data: the section of this name in its configuration.
+        data: the section `data` of its configuration.
 
     Raises:
         ConfigError: a setting or an option is not supported.
@@ -61,7 +61,7 @@ def read_text(folder: Path, data: Arguments, options: TextOptions) -> JoeyText:
     """
     if options.source_language or options.target_language:
         raise ConfigError(
-            f"{folder} is a model of JoeyNMT: --src-lang and --tgt-lang mean nothing. Where a language is a word of the "
+            f"{folder} is a model of JoeyNMT: --src-lang and --tgt-lang have no effect. If a language is a word of the "
             "text, give it with --prefix."
         )
     symbols, ids = _symbols(data.inner("special_symbols"))
@@ -69,9 +69,9 @@ def read_text(folder: Path, data: Arguments, options: TextOptions) -> JoeyText:
     if None in words:
         if options:
             raise ConfigError(
-                f"{folder} has no src_vocab.txt and trg_vocab.txt, so --prefix means nothing. Leave it out."
+                f"{folder} has no src_vocab.txt and trg_vocab.txt, so --prefix has no effect. Leave it out."
             )
-        note = "there are no src_vocab.txt and trg_vocab.txt beside it: ids are read and written"
+        note = "there are no src_vocab.txt and trg_vocab.txt next to it: ids are read and written"
         return JoeyText(_fields(ids, ()), absent=dict.fromkeys(("source", "target"), note))
     source, target = (each or {} for each in words)
     for vocabulary in (source, target):
@@ -83,7 +83,7 @@ def read_text(folder: Path, data: Arguments, options: TextOptions) -> JoeyText:
                 )
     never = [target[name] for kind, name in symbols.names.items() if kind in ("bos", "pad", "sep")]
     never += [target[language] for language in symbols.languages]
-    # In version 1 both sides are told together, and `src` is the name of a language.
+    # Version 1 configures both sides together, and `src` is the name of a language.
     sides = [data if isinstance(data.get(side), str) else data.inner(side) for side in ("src", "trg")]
     notes: list[str] = []
     read = [
@@ -109,12 +109,12 @@ def _symbols(told: Arguments) -> tuple[_Symbols, dict[str, int]]:
         names["sep"] = told.text("sep_token", "")
     languages = told.get("lang_tags", [])
     if not isinstance(languages, list) or not all(isinstance(tag, str) for tag in languages):
-        raise ConfigError(f"{told.where} has lang_tags that are no list of tokens. Correct it.")
+        raise ConfigError(f"{told.where} has lang_tags that are not a list of tokens. Correct it.")
     return _Symbols(names, tuple(languages)), ids
 
 
 def _words(folder: Path, symbols: _Symbols, name: str) -> dict[str, int] | None:
-    """A vocabulary as JoeyNMT reads it: special tokens that the file does not have come first, and words count once."""
+    """A vocabulary as JoeyNMT reads it: special tokens that the file lacks come first, and repeated words count once."""
     path = folder / name
     if not path.is_file():
         return None
@@ -128,7 +128,7 @@ def _words(folder: Path, symbols: _Symbols, name: str) -> dict[str, int] | None:
 def _tokenizer(
     folder: Path, settings: Arguments, words: dict[str, int], symbols: _Symbols, notes: list[str]
 ) -> TextTokenizer:
-    """One side's tokenizer. What it does not do with text is told in `notes`."""
+    """One side's tokenizer. Unsupported processing of text is added to `notes`."""
     cfg = settings.inner("tokenizer_cfg")
     unknown = symbols.names["unk"]
     lowercase = settings.flag("lowercase", False)
@@ -142,19 +142,19 @@ def _tokenizer(
     if level == "char":
         return _characters(words, unknown, lowercase)
     bpe = settings.get("tokenizer_type", settings.get("bpe_type", "sentencepiece")) if level == "bpe" else None
-    # os.path takes a name that is too long for one of no file.
+    # os.path reports a name that is too long as a missing file.
     model, codes = (folder / Path(str(cfg.get(name, ""))).name for name in ("model_file", "codes"))
     if bpe == "sentencepiece" and os.path.isfile(model) and (pieces := _pieces(model, words, symbols)):
         if lowercase:
             notes.append("its text is in lower case (lowercase: true), which is not done here: do it before")
         return pieces
-    # Version 1, which tells both sides together, splits at any whitespace (torchtext's `str.split`).
+    # Version 1, which configures both sides together, splits at any whitespace (torchtext's `str.split`).
     split_at: SplitAt = "spaces" if level == "word" and not isinstance(settings.get("src"), str) else "whitespace"
     tokenizer = word_tokenizer(words, lowercase=lowercase, unknown=unknown, split_at=split_at)
     if bpe == "subword-nmt" and os.path.isfile(codes) and cfg.get("separator", SEPARATOR) == SEPARATOR:
         known = frozenset(words) - {*symbols.first()}
         return replace(tokenizer, subwords=replace(Subwords.from_file(codes), known=known))
-    if bpe and not isinstance(settings.get("src"), str):  # version 1 read text that was split before
+    if bpe and not isinstance(settings.get("src"), str):  # version 1 read text that was already split
         what = "SentencePiece model" if bpe == "sentencepiece" else "codes of subword-nmt"
         notes.append(f"its {what} could not be found or used: text is split at spaces, so give it in subwords")
     return tokenizer
@@ -170,7 +170,7 @@ def _characters(words: dict[str, int], unknown: str, lowercase: bool) -> TextTok
 
 
 def _pieces(path: Path, words: dict[str, int], symbols: _Symbols) -> TextTokenizer | None:
-    """None where the vocabulary lacks pieces of the model: JoeyNMT then splits text without these."""
+    """The tokenizer of a SentencePiece model; None if the vocabulary lacks pieces, without which JoeyNMT then splits."""
     model = PieceModel.read(path)
     if not {*model.names} - model.hidden <= words.keys():
         return None

@@ -1,4 +1,4 @@
-"""Marian's own models: `model.npz` with its settings inside, vocabularies and a decoder.yml beside it.
+"""Marian's own models: `model.npz`, which contains its settings, with vocabularies and a decoder.yml next to it.
 
 Source of the arithmetic: marian-dev 1.12, `models/transformer.h`, `layers/output.cpp` and `layers/embedding.cpp`.
 """
@@ -38,7 +38,7 @@ _CONFIG = "special:model.yml"
 """The array whose bytes are the model's settings in YAML."""
 
 _LENGTH = 1000
-"""Marian's sinusoids have no end. This is the longest sentence that it decodes by default (--max-length)."""
+"""Maximum length. Marian's sinusoids are unlimited; this is its default for the longest sentence (--max-length)."""
 
 _ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "silu"}
 
@@ -46,7 +46,7 @@ _NORMS = {
     ("", "an"): {"norm_first": False},
     ("n", "a"): {"norm_first": True},
 }
-"""transformer-preprocess and -postprocess, without dropout: a adds the residual, n normalises."""
+"""transformer-preprocess and -postprocess, without dropout; a adds the residual, n normalises."""
 
 
 _HARMLESS = """
@@ -57,12 +57,12 @@ _HARMLESS = """
     ulr-trainable-transformation char-stride char-highway char-conv-filters-num char-conv-filters-widths
     factors-combine transformer-rnn-projection
 """
-"""Of training, of recurrent, averaging and BERT's layers, and of factored vocabularies, none of which there are here."""
+"""Settings of training, of recurrent, averaging and BERT's layers, and of factored vocabularies, which are not used here."""
 
 
 @dataclass(frozen=True)
 class _Model:
-    """The arrays of a file, of which each is taken once, and its settings."""
+    """The arrays of a file, each taken once, and its settings."""
 
     path: Path
     arrays: dict[str, NDArray[Any]]
@@ -71,13 +71,13 @@ class _Model:
     def take(self, name: str) -> Tensor:
         if name not in self.arrays:
             raise CheckpointError(
-                f"{self.path} has no {name}, which its settings ask for. Check that it was copied completely."
+                f"{self.path} has no {name}, which its settings need. Check that it was copied completely."
             )
         return _tensor(self.path, name, self.arrays.pop(name))
 
 
 def read_model(path: Path, options: TextOptions) -> ToolkitCheckpoint:
-    """Read a model and the vocabularies beside it.
+    """Read a model and the vocabularies next to it.
 
     Raises:
         CheckpointError: a file is missing or damaged.
@@ -113,7 +113,7 @@ def read_model(path: Path, options: TextOptions) -> ToolkitCheckpoint:
         **positions,
         "unk_id": text.unk_id,
         "eos_id": text.eos_id,
-        "pad_id": text.eos_id,  # which Marian, too, fills batches with
+        "pad_id": text.eos_id,  # Marian also pads batches with it
         "bos_id": bos_id,
         "suppressed_ids": (bos_id,),
         "source_eos": True,
@@ -133,16 +133,16 @@ def _open(file: Path) -> _Model:
     arrays = read_npz(file)
     if _CONFIG not in arrays:
         raise CheckpointError(
-            f"{file} has no {_CONFIG}, so it is no model that Marian saved. Give the model.npz, not the optimizer's."
+            f"{file} has no {_CONFIG}, so it is not a model that Marian saved. Give the model.npz, not the optimizer's."
         )
     where = f"{_CONFIG} of {file}"
-    # The last byte is the 0 of a string in C.
+    # The last byte is the terminating 0 of a C string.
     text = arrays.pop(_CONFIG).tobytes().rstrip(b"\0").decode("utf-8", errors="replace")
     return _Model(file, arrays, Arguments(where, read_settings(text, where)))
 
 
 def _refuse(settings: Arguments) -> None:
-    """What the canonical model does not have."""
+    """Refuse settings that the canonical model does not support."""
     settings.require(
         {
             "type": "transformer",
@@ -167,7 +167,7 @@ def _refuse(settings: Arguments) -> None:
 
 
 def _norms(settings: Arguments) -> dict[str, Any]:
-    """Where norms stand. Dropout, d, is for training."""
+    """The places of norms. Dropout (d) is for training."""
     before, after, embedding, top = (
         settings.text(f"transformer-{name}", default).replace("d", "")
         for name, default in (
@@ -189,7 +189,7 @@ def _norms(settings: Arguments) -> dict[str, Any]:
 
 
 def _embeddings(model: _Model) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Each different matrix once, under the name of its first use, and the output's bias; their sizes and what is tied."""
+    """Each different matrix once, under the name of its first use, and the output bias; also sizes and ties."""
     settings = model.settings
     tied_all = settings.flag("tied-embeddings-all", False)
     tied_sides = settings.flag("tied-embeddings-src", False) or tied_all
@@ -201,7 +201,7 @@ def _embeddings(model: _Model) -> tuple[dict[str, Tensor], dict[str, Any]]:
         weights["decoder_Wemb"] = target
     output = "decoder_ff_logit_out"
     if not tied_output:
-        # Early models have it as [in, out].
+        # Early models store it as [in, out].
         is_old = f"{output}_W" in model.arrays
         weights[f"{output}_Wt"] = model.take(f"{output}_W").T if is_old else model.take(f"{output}_Wt")
     has_bias = not settings.flag("output-omit-bias", False)
@@ -220,10 +220,10 @@ def _embeddings(model: _Model) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _positions(model: _Model, weights: dict[str, Tensor]) -> tuple[dict[str, Any], list[str]]:
-    """Put the tables of both sides into `weights`; returns the fields about them, and notes.
+    """Put the tables of both sides into `weights`; returns the fields about positions, and notes.
 
-    Trained positions are in the file, one table for both sides, and embeddings are not scaled then. Marian reads that they
-    are trained under another name than it saves, so most models that were to train them have none, and sinusoids.
+    Trained positions are one table for both sides, and embeddings are then not scaled. Marian reads the setting under
+    another name than it saves, so most models with this setting have no trained table and use sinusoids.
     """
     settings, d_model = model.settings, model.settings.number("dim-emb")
     names = ("transformer-train-position-embeddings", "transformer-train-positions")
@@ -252,7 +252,7 @@ def _positions(model: _Model, weights: dict[str, Tensor]) -> tuple[dict[str, Any
 
 
 def _tied_names(settings: Arguments, depth: int) -> Iterator[tuple[str, str]]:
-    """The names of weights of decoder layers that are another layer's, and its names (transformer-tied-layers)."""
+    """The names of decoder weights that are tied to another layer's, with its names (transformer-tied-layers)."""
     tied = settings.get("transformer-tied-layers", [])
     if not tied:
         return
@@ -265,7 +265,7 @@ def _tied_names(settings: Arguments, depth: int) -> Iterator[tuple[str, str]]:
 
 
 def _arrange(weights: dict[str, Tensor], gain: float) -> None:
-    """Turn matrices from [in, out] to [out, in] and [1, n] to vectors, and fold the activation's `gain`."""
+    """Transpose matrices from [in, out] to [out, in], turn [1, n] into vectors, and fold the activation's `gain`."""
     for name, tensor in weights.items():
         kind = name.rpartition("_")[2]
         if kind in ("Wq", "Wk", "Wv", "Wo", "W1", "W2") and tensor.dim() == 2:
@@ -280,7 +280,7 @@ def _arrange(weights: dict[str, Tensor], gain: float) -> None:
 
 
 def _layer(side: str, number: int, suffix: str) -> dict[str, str]:
-    """Names of the weights of one layer, Marian's, which counts from 1, and ours; `suffix` is that of its norms."""
+    """Marian's names of one layer's weights, counted from 1, and tfexport's names; `suffix` is that of its norms."""
     theirs, ours = f"{side}_l{number}", f"{side}.layers.{number - 1}"
     attentions = {"self": "self_attention", **({"context": "cross_attention"} if side == "decoder" else {})}
     parts = {"q": "query", "k": "key", "v": "value", "o": "output"}
@@ -327,7 +327,7 @@ def _family(layers: dict[str, int], norm_first: bool, notes: list[str]) -> Famil
 
 
 def _tensor(path: Path, name: str, array: NDArray[Any]) -> Tensor:
-    """Raises: CheckpointError for what is no floating-point number, such as a matrix of 8-bit integers."""
+    """Raises: CheckpointError for an array that is not floating-point, such as a matrix of 8-bit integers."""
     if array.dtype.kind != "f":
         raise CheckpointError(
             f"{path} has {name} as {array.dtype}, not in floating point. Give the model before it was quantized."

@@ -1,4 +1,4 @@
-"""What lies beside a Marian model: vocabularies, the SentencePiece models that OPUS-MT has, and decoder.yml."""
+"""The files next to a Marian model: vocabularies, the SentencePiece models of OPUS-MT, and decoder.yml."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from tfexport.text.tokenizers import TextTokenizer, word_tokenizer
 from tfexport.text.vocabularies import read_vocabulary, vocabulary_words
 
 _EOS, _UNK = 0, 1
-"""Marian's ids where no vocabulary says others."""
+"""Marian's ids, if no vocabulary defines others."""
 _OLD_NAMES = {"</s>": "eos", "<unk>": "UNK"}
-"""As Nematus wrote them, at Marian's own ids."""
+"""Nematus's names of special tokens, at Marian's own ids."""
 _SEARCH = {"beam-size": 12, "normalize": 0, "word-penalty": 0, "allow-unk": False, "n-best": False}
-"""Options of marian-decoder that decide what is found, and its defaults."""
+"""Search options of marian-decoder, with its defaults."""
 
 
 @dataclass(frozen=True)
 class MarianText:
-    """What the vocabularies tell."""
+    """The content of the vocabularies."""
 
     tokenizers: Tokenizers
     unk_id: int = _UNK
     eos_id: int = _EOS
     assumed: tuple[str, ...] = ()
-    """Fields of `ModelConfig` that no vocabulary tells."""
+    """Fields of `ModelConfig` that are not in a vocabulary."""
     absent: Mapping[str, str] = field(default_factory=dict)
-    """By side, whose vocabulary was not found: the note for a user who gives none."""
+    """Notes for a user who gives no vocabulary, by the side whose vocabulary was not found."""
     notes: tuple[str, ...] = ()
 
 
@@ -42,7 +42,7 @@ def model_file(path: Path) -> Path:
     """The .npz of a folder, or the file itself.
 
     Raises:
-        CheckpointError: there are several, and neither decoder.yml nor their names say which.
+        CheckpointError: the folder has several, and neither decoder.yml nor their names single out one.
     """
     if not path.is_dir():
         return path
@@ -61,17 +61,19 @@ def model_file(path: Path) -> Path:
 
 
 def search_note(model: Path) -> tuple[str, ...]:
-    """How its decoder.yml searches, for who wants the same."""
+    """A note with the search options of the model's decoder.yml."""
     settings = _decoder_settings(model.parent, model)
     told = {name: settings[name] for name, usual in _SEARCH.items() if settings.get(name, usual) != usual}
     if not told:
         return ()
     options = ", ".join(f"{name} {str(value)[:30]}" for name, value in told.items())
-    return (f"its decoder.yml searches with {options}; give `decode --search-profile marian` what you want of that",)
+    return (
+        f"its decoder.yml searches with {options}; give `decode --search-profile marian` the options that you want",
+    )
 
 
 def read_text(model: Path, sizes: tuple[int, int], options: TextOptions) -> MarianText:
-    """The tokenizers beside `model`, whose embeddings have `sizes` rows, source and target.
+    """The tokenizers next to `model`, whose source and target embeddings have `sizes` rows.
 
     Raises:
         ConfigError: an option is not for this model, or the two vocabularies contradict each other.
@@ -79,17 +81,17 @@ def read_text(model: Path, sizes: tuple[int, int], options: TextOptions) -> Mari
     """
     if options.source_language or options.target_language:
         raise ConfigError(
-            "Marian knows no languages: --src-lang and --tgt-lang mean nothing. Models of many languages have one as a word "
-            "of the text: give it with --prefix, such as '>>fra<< '."
+            "Marian knows no languages: --src-lang and --tgt-lang have no effect. In models of many languages, the language "
+            "is a word of the text: give it with --prefix, such as '>>fra<< '."
         )
     files = _vocabularies(model)
     if factored := [file.name for file in files if file.suffix == ".fsv"]:
         raise ConfigError(f"{model} has the factored vocabulary {factored[0]}, which is not supported.")
     if len(files) != 2:
         if options:
-            raise ConfigError(f"{model} has no vocabularies beside it, so --prefix means nothing. Leave it out.")
+            raise ConfigError(f"{model} has no vocabularies next to it, so --prefix has no effect. Leave it out.")
         note = (
-            "no vocabularies were found beside it (vocab.spm, vocab.yml, or those of its decoder.yml): ids are read and "
+            "no vocabularies were found next to it (vocab.spm, vocab.yml, or those of its decoder.yml): ids are read and "
             f"written, </s> as {_EOS} and <unk> as {_UNK}; or give --src-vocab and --tgt-vocab"
         )
         absent = dict.fromkeys(("source", "target"), note)
@@ -110,13 +112,13 @@ def read_text(model: Path, sizes: tuple[int, int], options: TextOptions) -> Mari
 
 
 def _side(file: Path, pieces: Path, size: int, notes: list[str]) -> TextTokenizer:
-    """One side's tokenizer: pieces with ids of their own, words, or pieces with the ids of a list of words (OPUS-MT).
+    """One side's tokenizer: pieces with their own ids, words, or pieces with the ids of a word list (OPUS-MT).
 
-    Words of the file that it does not have are told in `notes`.
+    Words of the file beyond the model's embedding are added to `notes`.
     """
     if file.suffix == ".spm":
         return read_vocabulary(file)
-    # A model may have fewer rows than its vocabulary has words; the others are unknown then.
+    # A model may have fewer rows than its vocabulary has words; the other words are then unknown.
     all_words = vocabulary_words(file)
     words = {word: index for word, index in all_words.items() if index < size}
     if beyond := len(all_words) - len(words):
@@ -135,11 +137,11 @@ def _side(file: Path, pieces: Path, size: int, notes: list[str]) -> TextTokenize
 
 
 def _vocabularies(model: Path) -> Sequence[Path]:
-    """The files of both sides, or none: those that decoder.yml or the training's settings name, or the usual names."""
+    """The files of both sides, if found: those that decoder.yml or the training's settings name, or the usual names."""
     folder = model.parent
     for settings in (_decoder_settings(folder, model), _settings_of(folder / f"{model.name}.yml")):
         files = [folder / name for name in _names(settings, "vocabs")]
-        # os.path takes a name that is too long for one of no file.
+        # os.path reports a name that is too long as a missing file.
         if len(files) == 2 and all(map(os.path.isfile, files)):
             return files
     for names in (("vocab.spm",), ("vocab.yml",), ("source.yml", "target.yml"), ("source.spm", "target.spm")):
@@ -151,7 +153,7 @@ def _vocabularies(model: Path) -> Sequence[Path]:
 
 
 def _decoder_settings(folder: Path, model: Path | None) -> dict[str, Any]:
-    """What the decoder.yml beside the model says; Marian writes it as MODEL.npz.decoder.yml."""
+    """The settings of the model's decoder.yml; Marian writes it as MODEL.npz.decoder.yml."""
     own = () if model is None else (f"{model.name}.decoder.yml",)
     for name in (*own, "decoder.yml"):
         if os.path.isfile(folder / name):
@@ -164,6 +166,6 @@ def _settings_of(path: Path) -> dict[str, Any]:
 
 
 def _names(settings: dict[str, Any], name: str) -> list[str]:
-    """Names of files that a setting lists, without the folders that they were in where the model was trained."""
+    """Names of files in a setting, without the folders of the machine that trained the model."""
     files = settings.get(name) or []
     return [Path(file).name for file in files if isinstance(file, str)] if isinstance(files, list) else []

@@ -1,8 +1,8 @@
-"""Checkpoints of OpenNMT-py's Transformers, versions 1 to 3: options, vocabularies and weights in one file, or, as version 3
-can write them (save_format safetensors), the weights in files beside it.
+"""Checkpoints of OpenNMT-py's Transformers, versions 1 to 3: options, vocabularies and weights in one file. Version 3 can
+also write the weights to separate files next to it (save_format safetensors).
 
-Read without OpenNMT-py. What is said here of its arithmetic is that of version 3.5 (`encoders/transformer.py`,
-`decoders/transformer.py`, `modules`), which reads the files of version 2 too; those of version 1 have the same layout.
+They are read without OpenNMT-py. The arithmetic is that of version 3.5 (`encoders/transformer.py`,
+`decoders/transformer.py`, `modules`), which also reads files of version 2. Files of version 1 have the same layout.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _UNSUPPORTED = (
     *("parallel_residual", "shared_layer_norm", "copy_attn", "coverage_attn", "aan_useffn", "n_src_feats"),
     *("lora_layers", "lora_embedding", "quant_layers"),
 )
-"""Options that change what a model computes, or how its weights are written."""
+"""Options that change a model's arithmetic, or the layout of its weights."""
 _BEGINNINGS = ("pos_", "position_", "layer_norm", "norm_", "rotary_", "relative_", "num_", "add_", "self_attn", "attn_")
 _HARMLESS = """
     position_encoding_type add_qkvbias add_ffnbias rotary_theta rotary_interleave rotary_dim num_experts_per_tok num_workers
 """
-"""Options of training, of what is refused where it is on, and of what the weights tell."""
+"""Options of training, of parts that are refused if they are on, and of properties that follow from the weights."""
 _SPLITTING = ("sentencepiece", "bpe", "onmt_tokenize")
 _CHANGING_NOTHING = ("filtertoolong",)
-"""Transforms of which the texts that are kept come out as they went in."""
+"""Transforms that do not change the texts that they keep."""
 _AFFIXES = ("src_prefix", "tgt_prefix", "src_suffix", "tgt_suffix")
 _TOKENS = {"unk_id": "<unk>", "pad_id": "<blank>", "eos_id": "</s>"}
 _SOURCE, _TARGET = (f"{side}.embeddings.make_embedding.emb_luts.0.weight" for side in ("encoder", "decoder"))
@@ -89,7 +89,7 @@ def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
                 f"the {side} vocabulary in {path} has {len(words[side])} words, the model {fields[name]}. Check that it "
                 "was saved completely."
             )
-    # Version 3 splits at spaces, those before it at any whitespace (`inputters`).
+    # Version 3 splits at spaces, earlier versions at any whitespace (`inputters`).
     split_at: SplitAt = "stripped spaces" if isinstance(dict(content["vocab"])["src"], list) else "whitespace"
     source, target = (
         word_tokenizer({word: k for k, word in enumerate(words[side])}, split_at=split_at) for side in ("src", "tgt")
@@ -120,17 +120,17 @@ def _check(arguments: Arguments) -> None:
 
 
 def _weights(path: Path, content: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Those of the model and of its output layer, under the names of version 3."""
+    """The weights of the model and of its output layer, under the names of version 3."""
     files = [path] if _has_weights(content) else _parts(path)
     found = _of_one(path, content) if _has_weights(content) else _of_parts(files)
     where = f"the model in {some([str(file) for file in files])}"
     weights: dict[str, Tensor] = {}
     for name, tensor in found.items():
         if not isinstance(tensor, Tensor):
-            raise CheckpointError(f"{where} has {name!r}, which is no tensor. Check that it is complete.")
+            raise CheckpointError(f"{where} has {name!r}, which is not a tensor. Check that it is complete.")
         name = str(name).replace("generator.0.", "generator.")  # before version 3 it is the first of several modules
         old = _LAYER_NORM.fullmatch(name)
-        # A copy: the file may be written to later.
+        # A copy, because the file may be overwritten later.
         weights[f"{old[1]}.{'weight' if old[2] == 'a' else 'bias'}" if old else name] = tensor.clone()
     if "generator.bias" not in weights:
         raise CheckpointError(f"{where} has no generator.bias. Check that it was saved completely.")
@@ -146,7 +146,7 @@ def _has_weights(content: Any) -> bool:
 
 
 def _of_one(path: Path, content: Mapping[str, Any]) -> dict[Any, Any]:
-    """The weights that lie in the file itself."""
+    """The weights in the file itself."""
     model, generator = content.get("model"), content.get("generator")
     if not isinstance(model, Mapping) or not isinstance(generator, Mapping):
         raise CheckpointError(
@@ -157,11 +157,11 @@ def _of_one(path: Path, content: Mapping[str, Any]) -> dict[Any, Any]:
 
 
 def _parts(path: Path) -> list[Path]:
-    """The files of weights beside `model.pt`: `model.safetensors`, which OpenNMT-py writes, or `model.00.safetensors` and
-    so on, which it reads (`model_saver.py` and `load_safe_state_dict` of version 3.5).
+    """The weights files of `model.pt`: `model.safetensors`, which OpenNMT-py writes, or `model.00.safetensors` and so on,
+    which it reads (`model_saver.py` and `load_safe_state_dict` of version 3.5).
 
     Raises:
-        CheckpointError: there are none, or both, or their numbers are not 0, 1, 2 and so on.
+        CheckpointError: both or neither exist, or their numbers are not 0, 1, 2 and so on.
     """
     stem = path.name.removesuffix(".pt")
     beside = sorted(file for file in path.parent.glob("*.safetensors") if file.is_file())
@@ -171,14 +171,14 @@ def _parts(path: Path) -> list[Path]:
     parts = [file for _, file in numbered]
     if whole and parts:
         raise CheckpointError(
-            f"the weights of {path} are in {whole[0].name} and in {some([file.name for file in parts])}. Leave those beside "
-            "it that are meant."
+            f"the weights of {path} are in {whole[0].name} and in {some([file.name for file in parts])}. Keep only the "
+            "right ones."
         )
     numbers = [number for number, _ in numbered]
     if len(set(numbers)) < len(numbers):
         raise CheckpointError(
-            f"the weights of {path} are in {some([file.name for file in parts])}, two of which have one number. Leave those "
-            "beside it that are meant."
+            f"the weights of {path} are in {some([file.name for file in parts])}, two of which have the same number. Keep "
+            "only the right ones."
         )
     absent = next((wanted for wanted, (number, _) in enumerate(numbered) if number != wanted), None)
     if absent is not None:
@@ -201,7 +201,9 @@ def _of_parts(files: list[Path]) -> dict[str, Tensor]:
     for file in files:
         part = read_file(file, unwrap=False).weights
         if twice := sorted(weights.keys() & part.keys()):
-            raise CheckpointError(f"{file} has {twice[0]}, as another part has. Check where the parts came from.")
+            raise CheckpointError(
+                f"{file} has {twice[0]}, which another part also has. Check where the parts came from."
+            )
         weights.update(part)
     return weights
 
@@ -215,7 +217,7 @@ def _fields(arguments: Arguments, weights: dict[str, Tensor]) -> dict[str, Any]:
     d_model = weights[_SOURCE].shape[-1]
     lengths = {side: len(weights[name]) for side, name in _TABLES.items()}
     activation = arguments.get("pos_ffn_activation_fn", "relu")
-    # Version 3 has biases in attention and feed-forward only where it is told so; before, they were always there.
+    # In version 3, biases in attention and feed-forward are optional; earlier versions always have them.
     attention = fill_biases(weights, r"(.*_attn\.(?:linear_(?:keys|values|query)|final_linear)\.)weight")
     feed_forward = fill_biases(weights, r"(.*\.feed_forward\.w_[123]\.)weight")
     norm = arguments.get("layer_norm", "standard")
@@ -243,12 +245,12 @@ def _fields(arguments: Arguments, weights: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def _words(path: Path, vocabularies: Any, side: str) -> list[str]:
-    """The words of a side in order: of version 3 a list, before that within objects of torchtext."""
+    """The words of a side in order. Version 3 has a list, earlier versions have objects of torchtext."""
     found = _entry(vocabularies, side)
     if isinstance(found, InertObject) and "fields" in found.attributes:
         fields = found.attributes["fields"]  # one field for words, others for their features
         if isinstance(fields, list) and len(fields) > 1:
-            raise ConfigError(f"the {side} vocabulary in {path} has features beside words, which are not supported.")
+            raise ConfigError(f"the {side} vocabulary in {path} has word features, which are not supported.")
         found = _entry(fields, side)
     if isinstance(found, InertObject) and "vocab" in found.attributes:
         marks = plain({name: found.attributes.get(name) for name in ("init_token", "eos_token")}, f"vocab in {path}")
@@ -265,7 +267,7 @@ def _words(path: Path, vocabularies: Any, side: str) -> list[str]:
 
 
 def _entry(pairs: Any, name: str) -> Any:
-    """What stands at a name in a dict, or in a list of pairs."""
+    """The value of a name in a dict, or in a list of pairs."""
     if isinstance(pairs, Mapping):
         return pairs.get(name)
     listed = pairs if isinstance(pairs, list | tuple) else ()
@@ -274,7 +276,7 @@ def _entry(pairs: Any, name: str) -> Any:
 
 
 def _is_word(word: Any) -> bool:
-    """Whether it is a text, and one that can be written: a pickle can spell half a character."""
+    """Whether a value is valid text: a pickle can contain lone surrogates."""
     return isinstance(word, str) and not any("\ud800" <= character <= "\udfff" for character in word)
 
 
@@ -287,9 +289,9 @@ def _special_ids(path: Path, target: list[str], start: str) -> dict[str, int]:
 
 
 def _notes(arguments: Arguments) -> tuple[str, ...]:
-    """What was done with texts before the model read them, for all corpora or for some."""
+    """Notes about the processing of texts before the model read them, for all corpora or for some."""
     corpora: list[Arguments] = []
-    if isinstance(arguments.get("data"), dict):  # in version 1 it is the name of a file, and there are no transforms
+    if isinstance(arguments.get("data"), dict):  # in version 1 it is a file name, and there are no transforms
         data = arguments.inner("data")
         corpora = [data.inner(name) for name in data.names()]
     transforms = dict.fromkeys(name for told in (arguments, *corpora) for name in told.texts("transforms"))

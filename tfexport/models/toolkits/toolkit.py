@@ -1,4 +1,4 @@
-"""What a toolkit's reader gives: a checkpoint that says what it is, under the names of the toolkit."""
+"""The result of a toolkit's reader: a checkpoint that describes itself, under the names of the toolkit."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tfexport.models.toolkits.arguments import Arguments
 
 @dataclass(frozen=True)
 class TextOptions:
-    """What the user says of texts; a model of many languages cannot know which are meant."""
+    """The user's options for texts: a model of many languages needs to know the languages."""
 
     source_language: str | None = None
     target_language: str | None = None
     prefix: str = ""
-    """Put before every source text, such as T5's name of a task."""
+    """Text before every source, such as T5's task prefix."""
 
     def __bool__(self) -> bool:
         return self != TextOptions()
@@ -32,69 +32,70 @@ class TextOptions:
 
 @dataclass(frozen=True)
 class ToolkitCheckpoint:
-    """A checkpoint read: a `Family` of its own, what its settings tell, and the weights under the family's names."""
+    """A read checkpoint: its own `Family`, the fields from its settings, and the weights under the family's names."""
 
     family: Family
     fields: dict[str, Any]
-    """Of `ModelConfig`."""
+    """`ModelConfig` fields."""
     weights: dict[str, Tensor]
     tokenizers: Tokenizers = field(default_factory=lambda: Tokenizers(None, None))
     given: dict[str, Any] = field(default_factory=dict)
-    """Fields that the user's languages tell."""
+    """Fields that follow from the user's languages."""
     assumed: tuple[str, ...] = ()
-    """Fields that nothing tells, which have the toolkit's usual values; the user may give others."""
+    """Fields with the toolkit's default values, because the checkpoint lacks them. The user may give others."""
     absent: Mapping[str, str] = field(default_factory=dict)
-    """By side, source or target, whose vocabulary was not found: the note for a user who gives none."""
+    """Notes for a user who gives no vocabulary, by the side (source or target) whose vocabulary was not found."""
     generation: Mapping[str, Any] | None = None
-    """How its library searches by itself, as `generation_config.json` has it."""
+    """Default search options of the model's library, from `generation_config.json`."""
 
 
 @dataclass(frozen=True)
 class Toolkit:
-    """How the checkpoints of a toolkit are known and read."""
+    """The functions that recognise and read the checkpoints of a toolkit."""
 
     recognises: Callable[[Path], bool]
-    """Whether what is at a path is of this toolkit, complete or not. It raises nothing."""
+    """Whether a file or folder is of this toolkit, complete or not. It never raises."""
     read: Callable[[Path, TextOptions], ToolkitCheckpoint]
-    """Raises CheckpointError, ConfigError or TokenizerError where something is missing, damaged or not supported."""
+    """Reads a checkpoint. It raises CheckpointError, ConfigError or TokenizerError if a part is missing, damaged or not
+    supported."""
     files: Callable[[Path], Sequence[Path]]
-    """The files that `read` takes the model from, which identify it."""
+    """The files that `read` reads the model from. They identify the model."""
 
 
 SIGMOID_GELU = 1.702
-"""Marian's GELU is x * sigmoid(1.702 * x), the second approximation of Hendrycks and Gimpel (2016): Swish, if what goes in
-is multiplied by this and what comes out divided."""
+"""Marian's GELU is x * sigmoid(1.702 * x), the second approximation of Hendrycks and Gimpel (2016). It is Swish with its
+input multiplied by this number and its output divided by it."""
 
 _NEVER = -100.0
-"""The logit of a token that a toolkit does not have. Beside a best logit above -83 its probability is 0 in float32, so the
-log-probabilities of all others are as if it were not there."""
+"""The logit of an added token. If the best logit is above -83, its probability is 0 in float32, so it does not change the
+log-probabilities of the other tokens."""
 
 LARGEST_TABLE = 2**26
-"""Numbers in a table of positions that settings may ask for: 256 MiB, for 16384 tokens of a model of width 4096."""
+"""Maximum size of a position table that settings may request: 256 MiB, for 16384 tokens of a model of width 4096."""
 
 
 def check_table(where: str, n_positions: int, d_model: int, least: int = 4) -> None:
-    """Refuse to compute a table of positions [n_positions, d_model] of which settings tell sizes that no model has.
+    """Refuse to compute a position table [n_positions, d_model] with sizes that no model has.
 
     Args:
-        least: the smallest `d_model`; tensor2tensor's frequencies take two, of which each has a sine and a cosine.
+        least: minimum of `d_model`; tensor2tensor needs two frequencies, each with a sine and a cosine.
 
     Raises:
-        ConfigError: it would be too large, or has a size below the smallest.
+        ConfigError: the table would be too large, or a size is below the minimum.
     """
     if n_positions < 1 or d_model < least or n_positions * d_model > LARGEST_TABLE:
         raise ConfigError(
-            f"{where} asks for a table of {n_positions} positions of {d_model} numbers, which no model has. Correct it."
+            f"{where} needs a table of {n_positions} positions of {d_model} numbers, which no model has. Correct it."
         )
 
 
 def require_matrices(weights: Mapping[str, Tensor], names: Iterable[str], where: str) -> None:
-    """Raises CheckpointError where one of `names` is missing, or is no matrix."""
+    """Raise CheckpointError if one of `names` is missing, or is not a matrix."""
     for name in names:
         if name not in weights:
             raise CheckpointError(f"{where} has no {name}. Check that it was saved completely.")
         if weights[name].dim() != 2:
-            raise CheckpointError(f"{where} has {name}, which is no matrix. Check that it was saved completely.")
+            raise CheckpointError(f"{where} has {name}, which is not a matrix. Check that it was saved completely.")
 
 
 def self_described(
@@ -105,7 +106,7 @@ def self_described(
     ignored: tuple[str, ...] = (),
     notes: tuple[str, ...] = (),
 ) -> Family:
-    """The family of a checkpoint whose settings tell what it is: neither names nor sizes of its weights need to."""
+    """The family of a checkpoint that its settings describe, so that names and sizes of weights are not needed for it."""
     return Family(
         name=name,
         about=about,
@@ -118,13 +119,13 @@ def self_described(
 
 
 def tie(weights: dict[str, Tensor], source: str, target: str, output: str) -> dict[str, Any]:
-    """Leave each different matrix of these once in `weights`, under the name of its first use.
+    """Keep each different matrix of these once in `weights`, under the name of its first use.
 
     Args:
         source, target, output: names of the embeddings and of the output projection, each [vocab, d_model].
 
     Returns:
-        The fields of `ModelConfig` that tell the vocabulary sizes and what is tied.
+        The fields of `ModelConfig` for vocabulary sizes and ties.
     """
     sizes = {"src_vocab_size": weights[source].shape[0], "tgt_vocab_size": weights[target].shape[0]}
     same_output = _equal(weights[output], weights[target])
@@ -137,7 +138,7 @@ def tie(weights: dict[str, Tensor], source: str, target: str, output: str) -> di
 
 
 def fill_biases(weights: dict[str, Tensor], layers: str) -> bool:
-    """Whether any of the `layers`, a pattern of names of weights, has a bias; the others then get one of zeros.
+    """Whether any of the `layers`, a pattern of weight names, has a bias. The other layers then get a bias of zeros.
 
     Args:
         layers: a regular expression whose first group is the name without `weight`, such as `(.*linear/)weight`.
@@ -151,17 +152,17 @@ def fill_biases(weights: dict[str, Tensor], layers: str) -> bool:
 
 
 def add_first_token(weights: dict[str, Tensor], matrices: Iterable[str], bias: str, sizes: dict[str, Any]) -> int:
-    """Give the target one more token, the last, whose embedding is 0: for a decoder that begins with no token but zeros.
+    """Add a last target token whose embedding is 0, for a decoder that starts with zeros instead of a token.
 
-    It is never the next token, where it is suppressed: its logit is so low that the others' probabilities do not change.
+    If it is suppressed, it is never generated. Its logit is so low that the other probabilities do not change.
 
     Args:
-        matrices: the names of the target embedding and of the output projection, each once, [vocab, d_model].
-        bias: the name of the output's bias [vocab], which there must be.
-        sizes: vocabulary sizes and what is tied, as `tie` tells them; they grow too.
+        matrices: names of the target embedding and of the output projection, each once, [vocab, d_model].
+        bias: name of the output bias [vocab], which must exist.
+        sizes: vocabulary sizes and ties, as `tie` returns them; the sizes grow by one.
 
     Returns:
-        Its id.
+        The id of the token.
     """
     for name, value in (*((name, 0.0) for name in matrices), (bias, _NEVER)):
         tensor = weights[name]
@@ -176,11 +177,11 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def split_before(how: str) -> str:
-    """The note of a model whose texts other programs split before words are looked up; `how` tells them."""
+    """The note for a model whose texts other programs split before words are looked up; `how` names the programs."""
     return f"its texts are split by {how} first, and so must be the input of `decode` (codes of subword-nmt: --src-bpe)"
 
 
 def not_read(arguments: Arguments, beginnings: tuple[str, ...], harmless: Collection[str]) -> tuple[str, ...]:
-    """A note of options that begin like those of a model, where they lie among those of a training, and were not read."""
+    """A note about unread options with the prefixes of model options, in files that mix them with training options."""
     names = [name for name in arguments.others(harmless) if name.startswith(beginnings)]
     return (f"{arguments.where} has options that were not read: {', '.join(names)}",) * bool(names)

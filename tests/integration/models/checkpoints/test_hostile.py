@@ -68,18 +68,18 @@ CASES: dict[str, tuple[Callable[..., Path], dict[str, Any], dict[str, Any], str]
     "fairseq, no table": (fairseq, {}, {"max_source_positions": -1}, "which no model has"),
     "fairseq, narrow": (fairseq, {}, dict.fromkeys(("encoder_embed_dim", "decoder_embed_dim"), 2), "which no model"),
     "fairseq, negative": (fairseq, {}, dict.fromkeys(("encoder_embed_dim", "decoder_embed_dim"), -1), "not above 0"),
-    "fairseq, path": (fairseq, {}, {"source_lang": "../../x"}, "which is no language"),
+    "fairseq, path": (fairseq, {}, {"source_lang": "../../x"}, "which is not a language"),
     "fairseq, number": (fairseq, {}, {"source_lang": 7}, "source_lang 7, not a text"),
     "fairseq, tensor": (fairseq, {}, {"adaptive_input": torch.ones(2)}, "adaptive_input <inert torch.Tensor>"),
     "fairseq, scalar": (
         fairseq,
         {"decoder.embed_tokens.weight": SCALAR},
         {},
-        "decoder.embed_tokens.weight, which is no matrix",
+        "decoder.embed_tokens.weight, which is not a matrix",
     ),
     "fairseq, text": (fairseq, {}, {"encoder_layers": LONG}, "encoder_layers 'xxx"),
-    "opennmt, scalar": (opennmt, {EMBEDDING: SCALAR}, {}, f"{EMBEDDING}, which is no matrix"),
-    "opennmt, no table": (opennmt, {TABLE: SCALAR}, {}, f"{TABLE}, which is no matrix"),
+    "opennmt, scalar": (opennmt, {EMBEDDING: SCALAR}, {}, f"{EMBEDDING}, which is not a matrix"),
+    "opennmt, no table": (opennmt, {TABLE: SCALAR}, {}, f"{TABLE}, which is not a matrix"),
     "opennmt, bias": (opennmt, {"encoder.transformer.0.feed_forward.w_1.weight": SCALAR}, {}, "misshapen"),
     "opennmt, transforms": (opennmt, {}, {"transforms": 3}, "transforms 3, not a list of texts"),
     "opennmt, attention": (opennmt, {}, {"self_attn_type": [LONG]}, "self_attn_type ['xxx"),
@@ -91,17 +91,17 @@ CASES: dict[str, tuple[Callable[..., Path], dict[str, Any], dict[str, Any], str]
         marian,
         {"Wpos": np.float32(1)},
         {"transformer-train-position-embeddings": True},
-        "Wpos, which is no matrix",
+        "Wpos, which is not a matrix",
     ),
     "marian, empty": (marian, {"encoder_Wemb": np.zeros((2**40, 0), "f4")}, {}, "does not fit its content"),
     "joeynmt, wide table": (joeynmt, {}, {"hidden_size": HUGE}, "which no model has"),
     "joeynmt, negative": (joeynmt, {}, {"hidden_size": -1}, "not above 0"),
-    "joeynmt, no table": (joeynmt, {"encoder.pe.pe": SCALAR}, {}, "encoder.pe.pe, which is no matrix"),
+    "joeynmt, no table": (joeynmt, {"encoder.pe.pe": SCALAR}, {}, "encoder.pe.pe, which is not a matrix"),
     "joeynmt, empty table": (
         joeynmt,
         {"encoder.pe.pe": torch.zeros(0, 4, 24)},
         {},
-        "encoder.pe.pe, which is no matrix",
+        "encoder.pe.pe, which is not a matrix",
     ),
 }
 
@@ -117,7 +117,7 @@ def test_sizes_and_settings_that_no_model_has_are_refused(tmp_path: Path, name: 
 
 def test_a_name_too_long_for_a_file_is_the_name_of_none(tmp_path: Path) -> None:
     notes = load_checkpoint(fairseq(tmp_path, {}, source_lang=LONG), {}).notes
-    assert any("is not beside it" in note for note in notes)
+    assert any("is not next to it" in note for note in notes)
 
 
 # --- pickles

@@ -124,7 +124,7 @@ def test_what_the_file_does_not_tell_is_asked_for_with_the_tutorial_s_own_values
 ) -> None:
     message = refused(load, Tutorial().state_dict(), {})
     assert (
-        "does not tell n_heads, pad_id, bos_id, eos_id, norm_first, activation, embedding_scale. Give --heads N"
+        "does not contain n_heads, pad_id, bos_id, eos_id, norm_first, activation, embedding_scale. Give --heads N"
         in message
     )
     assert "--no-norm-first, --activation relu, --embedding-scale sqrt" in message
@@ -133,7 +133,7 @@ def test_what_the_file_does_not_tell_is_asked_for_with_the_tutorial_s_own_values
 @pytest.mark.parametrize("field", ["norm_first", "activation", "embedding_scale"])
 def test_nothing_is_guessed(load: Callable[..., Checkpoint], field: str) -> None:
     hints = {name: value for name, value in hints_of("tutorial").items() if name != field}
-    assert f"does not tell {field}." in refused(load, Tutorial().state_dict(), hints)
+    assert f"does not contain {field}." in refused(load, Tutorial().state_dict(), hints)
 
 
 def test_computed_positions_need_a_length(load: Callable[..., Checkpoint]) -> None:
@@ -203,7 +203,7 @@ def test_a_named_output_layer_may_be_the_target_embedding(load: Callable[..., Ch
 def test_names_of_layers_mean_nothing_to_another_family(load: Callable[..., Checkpoint]) -> None:
     from tests.support.checkpoints import weights_of
 
-    assert "src_embedding means nothing" in refused(load, weights_of("tutorial"), {"src_embedding": "a"})
+    assert "src_embedding has no effect" in refused(load, weights_of("tutorial"), {"src_embedding": "a"})
 
 
 def test_an_offset_of_positions_leaves_fewer_of_them(load: Callable[..., Checkpoint]) -> None:
@@ -286,7 +286,7 @@ def taken(load: Callable[..., Checkpoint], weights: Weights, **hints: str) -> st
 
 
 def asked(load: Callable[..., Checkpoint], weights: Weights, **hints: str) -> str:
-    return refused(load, weights, {**TOLD, **hints}).partition("does not tell ")[2].partition(". Give")[0]
+    return refused(load, weights, {**TOLD, **hints}).partition("does not contain ")[2].partition(". Give")[0]
 
 
 TABLE = {"pos": (LENGTH, D)}

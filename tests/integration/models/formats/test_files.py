@@ -235,7 +235,7 @@ def test_a_device_is_refused_by_its_kind() -> None:
 
 @pytest.mark.parametrize("content", [[1, 2], torch.ones(3), {}, {"state_dict": {}}, {"a": 1, "b": {"c": 2}}])
 def test_content_without_weights_by_name_is_refused(load: Callable[..., Checkpoint], content: Any) -> None:
-    assert "holds no weights by name" in refused(load, content)
+    assert "contains no weights by name" in refused(load, content)
 
 
 def test_entries_beside_the_weights_are_named(load: Callable[..., Checkpoint]) -> None:

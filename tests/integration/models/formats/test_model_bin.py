@@ -75,7 +75,7 @@ def test_a_file_that_ends_early_is_refused_wherever_it_ends(read: Callable[..., 
     whole = to_bytes(CONTENT)
     for size in range(len(whole)):
         assert "so it is damaged" in refused(read, whole[:size])
-    assert "goes on for 1 bytes after its end" in refused(read, whole + b"\0")
+    assert "has 1 bytes after its end" in refused(read, whole + b"\0")
 
 
 def number_at(data: bytes, before: bytes, number: int) -> bytes:
@@ -142,7 +142,7 @@ def test_integers_need_their_scales(read: Callable[..., ModelBin], changes: dict
 
 def test_other_names_are_of_variables_that_there_are(read: Callable[..., ModelBin]) -> None:
     for aliases, message in (
-        ({"x": "y"}, "says that x is y, which it does not have"),
+        ({"x": "y"}, "says that x is y, which it lacks"),
         ({"flag": "number"}, "has flag twice"),
     ):
         assert message in refused(read, to_bytes(replace(CONTENT, aliases=aliases)))

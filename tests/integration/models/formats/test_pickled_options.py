@@ -255,13 +255,16 @@ HOSTILE = {
     "bytearray": (b"\x80\x05\x96" + struct.pack("<Q", LARGE) + b"x.", "only 2 remain"),
     "text": (b"\x80\x04\x8d" + struct.pack("<Q", LARGE) + b"x.", "only 2 remain"),
     "long": (b"\x80\x02\x8b" + struct.pack("<i", 2**31 - 1) + b"x.", "not enough data"),
-    "copied list": (b"]q\x00(" + b"N" * 2000 + b"ecbuiltins\nlist\nq\x01" + COPIES, "than a file of its size holds"),
+    "copied list": (
+        b"]q\x00(" + b"N" * 2000 + b"ecbuiltins\nlist\nq\x01" + COPIES,
+        "than a file of its size can contain",
+    ),
     "copied dict": (
         b"}q\x00("
         + b"".join(b"M" + struct.pack("<H", n) + b"N" for n in range(2000))
         + b"uccollections\nCounter\nq\x01"
         + COPIES,
-        "than a file of its size holds",
+        "than a file of its size can contain",
     ),
     "key too deep": (b"}(" + b")" + b"\x85" * 100_000 + b"Nu.", "a tuple as a key"),
     "call of a value": (b"]q\x00)R.", "calls a list"),
@@ -346,7 +349,7 @@ def test_what_holds_itself_or_has_no_end_is_no_argument() -> None:
         wide = [wide, wide]
     for value in (itself, deep, wide):
         read = value if value is deep else unpickled(pickle.dumps(value))
-        with pytest.raises(CheckpointError, match="holds itself, or is nested deeper"):
+        with pytest.raises(CheckpointError, match="contains itself, or is nested deeper"):
             plain(read, "model.pt")
 
 

@@ -100,7 +100,7 @@ def two(weights: Weights) -> dict[str, Any]:
 def test_of_two_the_user_says_which(load: Callable[..., Checkpoint], plain: Checkpoint) -> None:
     message = refused(load, two(weights_of("tutorial")))
     n_tensors = len(weights_of("tutorial"))
-    assert f"in 2 places: net ({n_tensors} tensors), ema.shadow ({n_tensors} tensors). Say which with --key" in message
+    assert f"in 2 places: net ({n_tensors} tensors), ema.shadow ({n_tensors} tensors). Choose one with --key" in message
     assert_same_model(load(two(weights_of("tutorial")), {**HINTS, "key": "net"}), plain)
     other = load(two(weights_of("tutorial")), {**HINTS, "key": "ema.shadow"})
     assert torch.equal(other.weights["output_weight"], plain.weights["output_weight"] + 1)

@@ -230,7 +230,7 @@ def test_biases_of_distances_that_differ_between_layers_are_refused(t5: Path, tm
     assert "another relative_attention_bias in decoder/layer_0" in refused(load_checkpoint, model, LENGTHS)
     table = {"encoder/position_encodings/encodings": np.zeros((40, 24), np.float32)}
     model_bin.write(model, content.with_variables(**table))
-    assert "and relative_attention_bias, of which only one is supported" in refused(load_checkpoint, model, LENGTHS)
+    assert "and relative_attention_bias; only one of them is supported" in refused(load_checkpoint, model, LENGTHS)
     whole = replace(content, variables=content.whole(), aliases={})
     model_bin.write(model, whole.with_variables(**{OWN_BIAS.format("encoder", 0, "bias"): None}))
     assert "no encoder/layer_0/self_attention/relative_attention_bias" in refused(load_checkpoint, model, LENGTHS)
@@ -350,7 +350,7 @@ ONES = np.ones(16, np.float32)
         ("decoder/layer_0/ffn/linear_1/weight", None, "missing: decoder/layer_0/ffn/linear_1/weight"),
         ("decoder/layer_norm/gamma", None, "missing: decoder/layer_norm/gamma"),
         ("decoder/projection/weight", None, "no decoder/projection/weight"),
-        ("encoder/layer_0/ffn/linear_0/weight", ONES, "linear_0/weight, which is no matrix"),
+        ("encoder/layer_0/ffn/linear_0/weight", ONES, "linear_0/weight, which is not a matrix"),
         ("decoder/layer_0/attention/linear_1/weight", TABLE, "misshapen: decoder/layer_0/attention/linear_1/weight"),
     ],
 )

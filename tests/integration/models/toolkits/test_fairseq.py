@@ -116,11 +116,11 @@ def test_without_dictionaries_it_says_where_they_belong(tmp_path: Path) -> None:
     shutil.copy(FOLDER / "cfg.pt", tmp_path)
     checkpoint = load_checkpoint(tmp_path / "cfg.pt", {})
     assert checkpoint.tokenizers.source is None
-    assert "dict.de.txt is not beside it: put it there, or give it with --src-vocab" in checkpoint.notes
+    assert "dict.de.txt is not next to it: put it there, or give it with --src-vocab" in checkpoint.notes
     (tmp_path / "dict.en.txt").write_text("of 3\nanother 2\n")
     notes = load_checkpoint(tmp_path / "cfg.pt", {}).notes
-    assert any(note.startswith("dict.en.txt beside it has 6 words, the model 23") for note in notes)
-    with pytest.raises(ConfigError, match="no dictionary beside it"):
+    assert any(note.startswith("dict.en.txt next to it has 6 words, the model 23") for note in notes)
+    with pytest.raises(ConfigError, match="no dictionary next to it"):
         load_checkpoint(tmp_path / "cfg.pt", {}, text=TextOptions(prefix="w1 "))
 
 
@@ -131,7 +131,7 @@ def test_given_vocabularies_that_do_not_fit_are_told(tmp_path: Path) -> None:
     checkpoint = load_checkpoint(tmp_path / "cfg.pt", {}, tokenizers=given)
     config = checkpoint.config
     assert checkpoint.notes == (
-        "dict.en.txt is not beside it: put it there, or give it with --tgt-vocab",  # and nothing of the other
+        "dict.en.txt is not next to it: put it there, or give it with --tgt-vocab",  # and nothing of the other
         f"the source vocabulary has 3 words, the model's embedding {config.src_vocab_size} rows",
         "unk_id is 3, the source vocabulary's own is 1",
         "eos_id is 2, the source vocabulary's own is 0",

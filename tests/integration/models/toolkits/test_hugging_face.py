@@ -255,7 +255,7 @@ def test_a_prefix_is_put_before_every_source(texts: Callable[[str], tuple[Path, 
     checkpoint = load_checkpoint(folder, {}, text=TextOptions(prefix=">>fra<< "))
     assert read_ids(checkpoint, "bread") == tokenizer(">>fra<< bread")["input_ids"]
     own = Tokenizers(checkpoint.tokenizers.source, None)
-    with pytest.raises(TfexportError, match="--src-vocab takes the place"):
+    with pytest.raises(TfexportError, match="--src-vocab replaces"):
         load_checkpoint(folder, {}, tokenizers=own, text=TextOptions(prefix=">>fra<< "))
 
 

@@ -222,13 +222,13 @@ def test_parts_that_are_missing_or_too_many_are_told(in_parts: Callable[..., Pat
     second.unlink()
     refused(r"00\.safetensors, .*02\.safetensors, and part 1 is missing\. Put model \[1\]\.01\.safetensors beside it")
     third.rename(tmp_path / "model [1].0.safetensors")  # the same number twice
-    refused("two of which have one number")
+    refused("two of which have the same number")
     (tmp_path / "model [1].0.safetensors").rename(tmp_path / "model [1].999999999.safetensors")
     refused("part 1 is missing")
     (tmp_path / "model [1].999999999.safetensors").unlink()
     refused(r"the model in .*model \[1\]\.00\.safetensors has no|missing: ")
     shutil.copyfile(first, second)
-    refused(r"01\.safetensors has .*, as another part has")
+    refused(r"01\.safetensors has .*, which another part also has")
     shutil.copyfile(first, tmp_path / "model [1].safetensors")
     refused(r"are in model \[1\]\.safetensors and in model \[1\]\.00\.safetensors, model \[1\]\.01\.safetensors")
     for file in (first, second, tmp_path / "model [1].safetensors"):

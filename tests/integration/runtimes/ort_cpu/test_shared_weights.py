@@ -245,9 +245,9 @@ def of_another_user(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (no_room, "make room on the disk"),
         (a_file_in_its_place, "(Not a directory|File exists)"),
-        (open_to_others, "others than this user may write to"),
-        (parent_open_to_others, "others than this user may write to"),
-        (of_another_user, "others than this user may write to"),
+        (open_to_others, "other users may write to"),
+        (parent_open_to_others, "other users may write to"),
+        (of_another_user, "other users may write to"),
     ],
 )
 def test_where_weights_cannot_be_shared_it_is_told_and_decoding_goes_on(

@@ -47,10 +47,10 @@ def family(folder: Path, fields: str = "{}", **given: str) -> Family:
         ('{"signature": "a.weight"}', r"signature is not a tuple of names, as in \('a.weight',\)"),
         ('{"ignored": "crit.*"}', "ignored is not a tuple of names"),
         ('{"read_config": {"d_model": 4}}', "read_config is not a function"),
-        ('{"asked": ("colour",)}', "asked has 'colour', which is no field of the configuration"),
+        ('{"asked": ("colour",)}', "asked has 'colour', which is not a field of the configuration"),
         (
             '{"usual": {"heads": 4}}',
-            r"usual has 'heads', which is no field of the configuration \(did you mean 'n_heads'\?\)",
+            r"usual has 'heads', which is not a field of the configuration \(did you mean 'n_heads'\?\)",
         ),
     ],
 )
@@ -62,13 +62,13 @@ def test_a_field_of_another_type_is_named(tmp_path: Path, fields: str, problem: 
 @pytest.mark.parametrize(
     ("name", "given", "problem"),
     [
-        ("read_config", "None", "gives NoneType, not a dict of configuration fields"),
-        ("read_config", "[1]", "gives list, not a dict"),
-        ("read_config", '{"d_modle": 4}', r"gives 'd_modle', which is no field .*\(did you mean 'd_model'\?\)"),
-        ("read_config", '{"d_ff": weights["a"].sum()}', "gives d_ff as Tensor, not as a plain value"),
-        ("adjust", "None", "gives NoneType, not a dict of names to tensors. Let it return the weights"),
-        ("adjust", '{"a": 1.0}', "gives float as 'a', not a tensor"),
-        ("reference", "None", "gives NoneType, not an nn.Module. Let it return one"),
+        ("read_config", "None", "returns NoneType, not a dict of configuration fields"),
+        ("read_config", "[1]", "returns list, not a dict"),
+        ("read_config", '{"d_modle": 4}', r"returns 'd_modle', which is not a field .*\(did you mean 'd_model'\?\)"),
+        ("read_config", '{"d_ff": weights["a"].sum()}', "returns d_ff as Tensor, not as a plain value"),
+        ("adjust", "None", "returns NoneType, not a dict of names to tensors. Let it return the weights"),
+        ("adjust", '{"a": 1.0}', "returns float as 'a', not a tensor"),
+        ("reference", "None", "returns NoneType, not an nn.Module. Let it return one"),
     ],
 )
 def test_what_a_function_gives_is_checked(tmp_path: Path, name: str, given: str, problem: str) -> None:

@@ -1,0 +1,23 @@
+"""Bundles that the tests of corpora share. Not to be changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.tiny import HINTS, TinyCheckpoint, tiny_classifier
+from tfexport.exporter.pipeline import export
+from tfexport.models.checkpoints.load import load_checkpoint
+from tfexport.models.formats.native import Tokenizers
+
+
+@pytest.fixture(scope="session")
+def worded_classifier(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The classifier with the words of the tiny model; `labels.txt` lies beside it."""
+    folder = tmp_path_factory.mktemp("worded")
+    torch.save(tiny_classifier().state_dict(), folder / "c.pt")
+    words = Tokenizers(tiny_checkpoint.tokenizers().source, None)
+    (folder / "labels.txt").write_text("a\nb\nc\nd\ne\n", encoding="utf-8")
+    return export(load_checkpoint(folder / "c.pt", HINTS, tokenizers=words), folder / "b", check=False).directory

@@ -1,0 +1,81 @@
+"""`Classifier`: the classes of texts, by an encoder classifier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfexport.api.arguments import group_of, path_of, precision_of, require_runtime
+from tfexport.bundle.reader import open_bundle
+from tfexport.decoding.classify import ClassWriter, classify, read_labels
+from tfexport.decoding.line_reader import Reader
+from tfexport.decoding.request_options import RuntimeOptions
+from tfexport.option import declared, with_keywords
+from tfexport.runtimes import load_classifier
+from tfexport.scale.options import ActorOptions, ClassOptions
+from tfexport.scale.row_function import Kind, Row, RowFunction, lines_of, refuse_others
+
+
+class Classifier(RowFunction):
+    """Adds classes to batches: a callable class, of which each actor of Ray Data makes one.
+
+    It adds `status`, `message`, `class` (a number), `label` where names are given, `probability`, and `classes`, the best
+    first, where several are asked for. Batches are those of `Translator`.
+
+    Args:
+        bundle: the folder of an encoder classifier.
+        text_column: the column that has the text.
+        options: fields of `ClassOptions`, `RuntimeOptions` and `ActorOptions`.
+
+    Raises:
+        TfexportError: the bundle or an option cannot be used.
+    """
+
+    @with_keywords(ClassOptions, ActorOptions, RuntimeOptions)
+    def __init__(self, bundle: str | Path, *, text_column: str = "text", **options: Any):
+        self._made_with, self.reads = (bundle, {"text_column": text_column, **options}), (text_column,)
+        refuse_others(options, ClassOptions, ActorOptions, RuntimeOptions)
+        self._chosen, self._actor = group_of(ClassOptions, options), group_of(ActorOptions, options)
+        runtime = group_of(RuntimeOptions, options)
+        require_runtime(runtime.runtime, self._actor.threads)
+        opened, precision = open_bundle(path_of("bundle", bundle)), precision_of(runtime.precision)
+        self._model = load_classifier(runtime.runtime, opened, precision=precision, threads=self._actor.threads)
+        self._reader = Reader.of(opened, "text")
+        labels = self._chosen.labels
+        self._labels = None if labels is None else read_labels(labels, opened.config.n_classes)
+
+    @classmethod
+    def described(cls, bundle: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+        """See `RowFunction.described`."""
+        opened = open_bundle(bundle)
+        Reader.of(opened, "text")
+        chosen = group_of(ClassOptions, options)
+        names = None if chosen.labels is None else read_labels(chosen.labels, opened.config.n_classes)
+        about = {name: options.get(name) for name in ("text_column", *declared(RuntimeOptions))}
+        return {**about, "top": chosen.top, "labels": names}
+
+    @property
+    def added(self) -> Mapping[str, Kind]:
+        """The columns that it adds."""
+        one: dict[str, Kind] = {"class": int, **({"label": str} if self._labels else {}), "probability": float}
+        several = {"classes": [one]} if self._chosen.top > 1 else {}
+        return {"status": str, "message": str, **one, **several}
+
+    def rows(self, values: Sequence[object], place: str = "", *, singly: bool = False) -> Iterator[Row]:
+        """The classes of these values; see `RowFunction.rows`."""
+        marked: dict[int, Row] = {}
+        lines, chosen = lines_of(values, marked), self._chosen
+        batches: dict[str, Any] = {"batch_size": self._actor.batch_size, "window": 1 if singly else None}
+        found = classify(self._model, self._reader, lines, top=chosen.top, labels=self._labels, **batches)
+        for number, one in enumerate(found):
+            yield marked.pop(number) if number in marked else Row(one.status, one.message, one.classes)
+
+    def _values(self, row: Row) -> Mapping[str, Any]:
+        classes = [{"class": one.class_, "label": one.label, "probability": one.probability} for one in row.found]
+        named = [one if self._labels else {name: one[name] for name in ("class", "probability")} for one in classes]
+        return {**(named[0] if named else {}), "classes": named}
+
+    def line(self, row: Row) -> str:
+        """Each class, or its label, and its probability, separated by tabs."""
+        return ClassWriter.line_of(row.found)
