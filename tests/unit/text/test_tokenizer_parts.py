@@ -160,7 +160,7 @@ REFUSED = {
         "leads out of its texts",
     ),
     "a long replacement": (with_parts(normalizer=charsmap(leading_to(0), b"b" * 1000)), "texts of more than 256 bytes"),
-    "no object": ([1], "no object"),
+    "no object": ([1], "not a JSON object"),
 }
 
 

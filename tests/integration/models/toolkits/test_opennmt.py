@@ -138,7 +138,7 @@ def test_what_the_file_lacks_or_has_beyond_is_told(changed: Callable[..., Path])
         ({f"{embeddings}.emb_luts.0.weight": None}, r"has no encoder\..*emb_luts\.0\.weight"),
         ({f"{embeddings}.pe.pe": None}, r"has no encoder\..*pe\.pe"),
         ({"encoder.layer_norm.weight": None}, r"missing: encoder\.layer_norm\.weight"),
-        ({"encoder.layer_norm.weight": [1]}, "no tensor"),
+        ({"encoder.layer_norm.weight": [1]}, "not a tensor"),
     ):
         with pytest.raises(TfexportError, match=message):
             load_checkpoint(changed(weights), {})
