@@ -48,7 +48,8 @@ def case(
         return Case({"candidates": ids}, lambda model: _listed_tensors(_transformer(model), graph, ids))
     with_beams = graph.step != "decoder_step"
     steps, key = {} if steps is None else steps, (with_beams, *sizes.values())
-    own, random = random.spawn(2)  # what a graph draws besides does not depend on whether its step was known
+    # Of its own, so that a graph draws the same numbers whether its step was known or not.
+    own = np.random.default_rng([3, *key])
     if key not in steps:
         steps[key] = (_beam_case if with_beams else _decoder_case)(model, sizes, own)
     found = steps[key]
