@@ -22,8 +22,8 @@ from tfexport.models.layers import KeyValue
 from tfexport.models.transformer import Transformer
 from tfexport.shortlist_contract import LISTED
 
-Steps = dict[tuple[int, ...], Case]
-"""Cases of one step, with or without beams, by their sizes."""
+Steps = dict[tuple[str | int, ...], Case]
+"""Cases of one step, by the kind of step and the sizes."""
 
 
 def case(
@@ -48,12 +48,14 @@ def case(
     if graph.role == "shortlist":
         ids = _candidates(model, sizes, random)
         return Case({"candidates": ids}, lambda model: _listed_tensors(_transformer(model), graph, ids))
-    with_beams = graph.step != "decoder_step"
-    steps, key = {} if steps is None else steps, (with_beams, *sizes.values())
-    own, random = random.spawn(2)  # further random numbers of a graph must not depend on whether its step was cached
-    if key not in steps:
-        steps[key] = (_beam_case if with_beams else _decoder_case)(model, sizes, own)
-    found = steps[key]
+    make, key = (_decoder_case if graph.step == "decoder_step" else _beam_case), (graph.step, *sizes.values())
+    if steps is None:
+        found = make(model, sizes, random)
+    else:
+        if key not in steps:
+            # From its own generator, so that the draws of a graph do not depend on the graphs before it.
+            steps[key] = make(model, sizes, np.random.default_rng([1, *sizes.values()]))
+        found = steps[key]
     if graph.role == "greedy_step":
         return _ranked(model, found, _candidates(model, sizes, random))
     if graph.role in contract.SHORTLIST_ROLES.values():

@@ -169,6 +169,7 @@ def _checked(
     places = places_of(proto.graph, definition.model) if graph.role not in graph_contract.WITHOUT_MODULES else []
     makers = {name: node.name for node in proto.graph.node for name in node.output}
     session = Session(proto, graph, folder, [place.value for place in places], with_kernels)
+    random = np.random.default_rng(1)
     inner = [Rounding() for _ in places]
     last = {tensor.name: Rounding() for tensor in graph.outputs}
     cases = []
@@ -179,8 +180,8 @@ def _checked(
         for tensor in graph.outputs:
             yield last[tensor.name], _output_distances(graph, tensor.name, followed, followed.found)
 
-    for index, sizes in enumerate(sizes_of(definition.model.config)):
-        case = _case(definition, graph, sizes, np.random.default_rng([7, index]))
+    for sizes in sizes_of(definition.model.config):
+        case = _case(definition, graph, sizes, random)
         cases.append(Followed.of(definition, case, places, session(case.inputs)))
         for rounding, found in measured(cases[-1]):
             rounding.merge(found)

@@ -26,7 +26,7 @@ from tfexport.graphs.linear_quantized import from_blocks
 from tfexport.graphs.screening import FILE, LEVELS
 from tfexport.models.transformer import Transformer
 
-ROWS = 8
+ROWS = 32
 PREFIX = "screening/"
 Found = tuple[str, str, Rounding]
 """The node that computed a value, a description of the value, and its distances."""
@@ -71,10 +71,11 @@ def screening_distances(
     logits = torch.from_numpy(exact) @ weight.T
     if transformer.output_bias is not None:
         logits += transformer.output_bias.detach().double()
-    useless = np.full(bounds.shape, 1e9, np.float32)  # proves nothing, and makes all words equal candidates
-    for banned in (np.zeros(0, np.int64), np.unique(logits.argmax(1).numpy())):
+    useless = np.full(bounds.shape, 1e9, np.float32)  # nothing is proven, and no word is a better candidate
+    none, those = np.zeros(0, np.int64), np.unique(logits.argmax(1).numpy())
+    for given, banned in ((bounds, none), (useless, none), (useless, those)):
         allowed = logits.index_fill(1, torch.from_numpy(banned), -torch.inf)
-        best, ids = run("ScreenBest", {0: useless, 1: scale, 2: states, 5: banned})
+        best, ids = run("ScreenBest", {0: given, 1: scale, 2: states, 5: banned})
         own = (torch.from_numpy(states) @ weight.float().T).double()
         rounding = (own - torch.from_numpy(exact) @ weight.T).abs().max().item(), float(logits.abs().max())
         words_found = allowed.gather(1, torch.from_numpy(ids))

@@ -475,7 +475,7 @@ def test_cases_find_a_step_that_reads_another_hypothesis_past(tmp_path: Path) ->
     model = random_model(CONFIG)
     (graph,) = [graph for graph in write_graphs(model, tmp_path) if graph.role == "beam_step"]
     session = session_of(tmp_path / graph.file)
-    random = np.random.default_rng(3)
+    random = np.random.default_rng(1)
     with torch.inference_mode():
         checked = case(model, graph, {"batch": 2, "beam": 3, "src": 5, "cache": 9, "count": 3}, random)
     assert 0 < int(checked.inputs["position"][0, 0]) < int(checked.inputs["slot"][0])

@@ -313,7 +313,7 @@ def test_the_self_check_finds_wrong_rows(tmp_path: Path, monkeypatch: pytest.Mon
     model = wide_model()
     plant(monkeypatch)
     graphs = write_graphs(model, tmp_path)
-    with pytest.raises(TfexportError, match=r"greedy_step\.ort\.onnx departs .* at screening/.*: the graph's best\."):
+    with pytest.raises(TfexportError, match=r"greedy_step\.ort\.onnx departs .* at screening/.*: .*best"):
         self_check(model, graphs, tmp_path)
 
 
