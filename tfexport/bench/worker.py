@@ -73,7 +73,7 @@ def load(contestant: str, path: Path, precision: Precision, workers: int, thread
 
 def _not_quantized(name: str, precision: Precision) -> None:
     if precision not in ("float32", "float16", "bfloat16"):
-        raise TfexportError(f"this benchmark runs {name} in fp32. Give --precision fp32.")
+        raise TfexportError(f"this benchmark does not run {name} in {precision}. Give --precision fp32.")
 
 
 class Profile:

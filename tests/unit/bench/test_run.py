@@ -388,7 +388,7 @@ def test_what_fails_in_the_worker_is_answered() -> None:
     }
     for name in ("hugging-face", "optimum"):
         assert (
-            "in fp32. Give --precision fp32."
+            ". Give --precision fp32."
             in Session().answer({**request, "contestant": name, "precision": "int8"})["error"]
         )
 
