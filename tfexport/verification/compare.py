@@ -273,8 +273,11 @@ def _compare_outputs(
     memory = Memory.of(reference, [expected.memory.sources[index] for index in other])
     along = Along.of(reference, memory, [found[index].ids for index in other])
     spread = _spread(runtime, memory.src_ids, memory.src_len, along, expected.options)
+    divergences = [_divergence(expected, along, i, place, found[i], first + i) for place, i in enumerate(other)]
+    if report.precision != "float32":
+        _search_narrower(reference, memory, along, divergences, expected.options, report.limits.loss)
+    report.divergences += divergences
     for place, index in enumerate(other):
-        report.divergences.append(_divergence(expected, along, index, place, found[index], first + index))
         report.founded.append((first + index, _needed(found[index], expected, spread, place)))
 
 
@@ -316,12 +319,38 @@ def _divergence(expected: Expected, along: Along, index: int, place: int, got: H
     return Divergence(sentence, step + 1, token, other, margin, outputs, errors, loss)
 
 
+def _search_narrower(
+    reference: TorchRuntime,
+    memory: Memory,
+    along: Along,
+    divergences: list[Divergence],
+    options: SearchOptions,
+    allowed: float,
+) -> None:
+    """Compare outputs whose loss is above `allowed` with the reference's outputs of narrower beams. The smallest loss counts.
+
+    A beam search is not continuous. Rounding can move a hypothesis from the last place of the beam to the next one, where the
+    search loses it and everything that follows from it. A narrower beam is a search without this hypothesis.
+    """
+    for beam in range(options.beam - 1, 0, -1):
+        places = [place for place, divergence in enumerate(divergences) if not divergence.loss <= allowed]
+        if not places:
+            return
+        those = Memory.of(reference, [memory.sources[place] for place in places])
+        best = [hypotheses[0].ids for hypotheses in search(reference, those.sources, replace(options, beam=beam))]
+        narrower = Along.of(reference, those, best)
+        for row, place in enumerate(places):
+            loss = loss_per_token(options, narrower.log_probs(row), along.log_probs(place))
+            divergences[place] = replace(divergences[place], loss=min(divergences[place].loss, loss))
+
+
 def loss_per_token(options: SearchOptions, own: NDArray[np.float64], theirs: NDArray[np.float64]) -> float:
     """By how much the reference prefers its own output, in nats per token.
 
     In greedy search this is the difference of the mean log-probabilities of a token. Beam search compares scores, and the
     two outputs may have very different lengths. There it is the difference of the scores, divided by the score of one nat
-    per token at the length of the reference's output.
+    per token, at the length of one of the outputs that makes it larger. With an untrained model, rounding may remove from
+    the beam a hypothesis that ends at once. A longer output remains, and the difference is a sum over all its tokens.
 
     Args:
         own: the reference's log-probabilities of the tokens of its own output [tgt], in nats.
@@ -330,4 +359,4 @@ def loss_per_token(options: SearchOptions, own: NDArray[np.float64], theirs: NDA
     if options.beam == 1:
         return float(own.mean() - theirs.mean())
     score, other = (options.normalise(float(each.sum()), len(each)) for each in (own, theirs))
-    return (score - other) / options.normalise(float(len(own)), len(own))
+    return (score - other) / max(options.normalise(float(length), length) for length in (len(own), len(theirs)))

@@ -119,7 +119,8 @@ class Divergence:
     errors: float
     """The number of logit errors that add up in the margin: two in greedy search, two per token in beam search."""
     loss: float = 0.0
-    """By how much the reference prefers its own output, in nats per token; see `compare.loss_per_token`."""
+    """By how much the reference prefers its own output, in nats per token. With beams, the output of a narrower beam counts
+    as its own, too. See `compare.loss_per_token`."""
 
 
 @dataclass

@@ -31,3 +31,10 @@ def test_of_one_length_it_is_the_difference_of_the_means(profile: str, penalty: 
     options = SearchOptions(beam=4, profile=profile, length_penalty=penalty)
     own, theirs = np.linspace(-1, -0.25, 7), np.linspace(-2, -0.5, 7)
     assert loss_per_token(options, own, theirs) == pytest.approx(own.mean() - theirs.mean())
+
+
+def test_a_short_output_that_rounding_removes_from_the_beam_costs_no_more_than_its_tokens() -> None:
+    """Scores are sums here. An output of one token scores -1, the 24 tokens that replace it -12."""
+    options = SearchOptions(beam=4, length_penalty=0.0)
+    own, theirs = np.array([-1.0]), np.full(24, -0.5)
+    assert loss_per_token(options, own, theirs) == pytest.approx(11 / 24)
