@@ -134,7 +134,7 @@ setup(
             # of functions that are always inlined have no calling convention to warn of.
             extra_compile_args=[
                 *("-std=c++17", "-O3", "-g0", "-fvisibility=hidden"),
-                *("-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"),
+                *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"),
             ],
             optional=True,
             language="c++",

@@ -44,7 +44,7 @@ OPERATORS: Mapping[str, frozenset[str]] = {
 
 FUNCTIONS = _names(
     "BeamAttention BestToken BestTokens CrossAttention GreedyAttention Int8Linear Int8LinearRectified Linear "
-    "LinearRectified ResidualNorm ScreenBest ScreenProduct ScreenStates"
+    "LinearRectified ResidualNorm ScreenBest ScreenProduct ScreenStates SourceAttention"
 )
 """The functions that the exporter defines. Their nodes are operators; no function calls another one."""
 

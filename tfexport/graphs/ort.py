@@ -61,15 +61,18 @@ def _encoder(emitter: Emitter) -> None:
     config = emitter.config
     length, size = emitter.inputs["src_len"], emitter.shape_of(emitter.inputs["src_ids"])
     grid = _shape(emitter, size, config.d_attention)
+    heads = _shape(emitter, size, config.n_heads, config.head_dim)
     bias = layers.source_position_bias(emitter) if config.positions == "relative" else None
 
     def self_attention(path: str, inner: Value) -> Value:
-        query, key, value = (
-            _three_axes(emitter, emitter.project(f"{path}.self_attention.{part}", inner), grid)
-            for part in ("query", "key", "value")
-        )
+        parts = [emitter.project(f"{path}.self_attention.{part}", inner) for part in ("query", "key", "value")]
         with emitter.module(f"{path}.self_attention"):
-            mixed = _attention(emitter, query, key, value, length=length, bias=bias)
+            if calls_attention_functions(config):
+                rows = [parts[0], *(emitter.node("Reshape", part, heads) for part in parts[1:])]
+                (mixed,) = emitter.call("SourceAttention", *rows, length, body=_source_attention, outputs=("",))
+            else:
+                query, key, value = (_three_axes(emitter, part, grid) for part in parts)
+                mixed = _attention(emitter, query, key, value, length=length, bias=bias)
         return emitter.project(f"{path}.self_attention.output", mixed)
 
     states = layers.encoder_stack(emitter, _two_axes(emitter, layers.embed_source(emitter)), self_attention)
@@ -244,6 +247,13 @@ def _call_attention(
         if output:
             emitter.set_output(value, output)
     return found
+
+
+def _source_attention(emitter: Emitter, query: Value, key: Value, value: Value, length: Value) -> Sequence[Value]:
+    """Attention of all tokens of a source: `query` [.., d_attention], `key`, `value` [batch, src, heads, head_dim]."""
+    grid = _shape(emitter, emitter.shape_of(key, 0, 2), emitter.config.d_attention)
+    rows = (emitter.node("Reshape", part, grid) for part in (query, key, value))
+    return (_attention(emitter, *rows, length=length, bias=None),)
 
 
 def _cross_attention(emitter: Emitter, query: Value, key: Value, value: Value, length: Value) -> Sequence[Value]:

@@ -1,4 +1,4 @@
-// Attention of the few queries of a decoder step, each to its own keys.
+// Attention of the few queries of a decoder step, each to its own keys, and of all tokens of a source to each other.
 //
 // ONNX Runtime's operators call a matrix product for each row and head, and the calls cost more than the products. Beams need
 // six operators per layer to write their cache and to mask the past of other hypotheses. These kernels read a head's keys and
@@ -121,6 +121,79 @@ FOR_EACH_CPU void attend_place(const Place& place, float* scores) {
     case 128: return every_head<128>(place, scores);
   }
 }
+
+constexpr double kSourceMultiplications = 2e10;  // assumed speed of a CPU a second, to decide how many threads to wake
+
+// The attention of all tokens of a source to each other. Rows are [tokens, stride], and a head is `dim` adjacent numbers.
+struct Source {
+  const float *query, *key, *value;  // [tokens, stride]
+  float* mixed;                      // the same
+  int64_t tokens, stride, dim;
+  int64_t length;  // the first tokens, which all tokens see; the rest is padding
+};
+
+constexpr int kQueries = 4;  // rows of a tile, so that each loaded value is used four times
+
+// Products of `kQueries` rows [size] with 16 columns of `matrix` [size, stride], each summed in order.
+INLINED void multiply_tile(const float* const (&rows)[kQueries], const float* matrix, int64_t stride, int64_t size,
+                           Floats (&sums)[kQueries]) {
+  for (int r = 0; r < kQueries; ++r) sums[r] = Floats{};
+  for (int64_t i = 0; i < size; ++i) {
+    const Floats numbers = load(matrix + i * stride);
+    for (int r = 0; r < kQueries; ++r) sums[r] += rows[r][i] * numbers;
+  }
+}
+
+// softmax(query * keys / sqrt(dim)) * values of a head. `memory` has room for `source_memory` numbers.
+FOR_EACH_CPU void attend_source(const Source& source, float* memory) {
+  const int64_t dim = source.dim, length = source.length, padded = (length + kLanes - 1) / kLanes * kLanes;
+  float *columns = memory, *values = columns + dim * padded, *scaled = values + dim * length;
+  float* scores = scaled + kQueries * dim;
+  std::fill_n(columns, dim * padded, 0.0f);
+  for (int64_t j = 0; j < length; ++j) {
+    for (int64_t i = 0; i < dim; ++i) columns[i * padded + j] = source.key[j * source.stride + i];
+    std::copy_n(source.value + j * source.stride, dim, values + j * dim);
+  }
+  const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
+  for (int64_t first = 0; first < source.tokens; first += kQueries) {
+    const int64_t queries = std::min<int64_t>(kQueries, source.tokens - first);
+    const float *rows[kQueries], *weights[kQueries];
+    float norms[kQueries];
+    for (int r = 0; r < kQueries; ++r) {
+      const float* query = source.query + (first + std::min<int64_t>(r, queries - 1)) * source.stride;
+      for (int64_t i = 0; i < dim; ++i) scaled[r * dim + i] = query[i] * scale;
+      rows[r] = scaled + r * dim;
+      weights[r] = scores + r * padded;
+    }
+    Floats sums[kQueries], mosts[kQueries];
+    for (int r = 0; r < kQueries; ++r) mosts[r] = all(-INFINITY);
+    for (int64_t j = 0; j < length; j += kLanes) {
+      multiply_tile(rows, columns + j, padded, dim, sums);
+      const Ints exists = kLaneNumbers < static_cast<int32_t>(length - j);
+      for (int r = 0; r < kQueries; ++r) {
+        const Floats found = exists ? sums[r] : all(-INFINITY);
+        store(scores + r * padded + j, found);
+        mosts[r] = larger(found, mosts[r]);
+      }
+    }
+    for (int r = 0; r < kQueries; ++r) {
+      const float most = largest(mosts[r]);  // if it is -inf, all weights are NaN, as they should be
+      Floats totals = {};
+      for (int64_t j = 0; j < length; j += kLanes) {
+        const Floats found = exp_of_negative(load(weights[r] + j) - most);
+        store(scores + r * padded + j, found);
+        totals += found;
+      }
+      norms[r] = length ? 1.0f / sum(totals) : 0.0f;
+    }
+    for (int64_t i = 0; i < dim; i += kLanes) {
+      multiply_tile(weights, values + i, dim, length, sums);
+      for (int r = 0; r < queries; ++r) store(source.mixed + (first + r) * source.stride + i, sums[r] * norms[r]);
+    }
+  }
+}
+
+inline int64_t source_memory(int64_t length, int64_t dim) { return (2 * dim + kQueries) * (length + kLanes) + kQueries * dim; }
 
 // Memory that a thread reuses.
 struct Scratch {
@@ -264,6 +337,40 @@ inline void cross_attention(Context& context) {
                   cache.dim},
                  scratch.scores.data());
   }
+}
+
+// Args: query float [.., width]; keys and values [places, tokens, heads, dim]; length int32 [places], the number of tokens that
+// are no padding. A head of a source is a task for a thread.
+inline void source_attention(Context& context) {
+  const Tensor query = context.input(0), key = context.input(1), value = context.input(2), length = context.input(3);
+  context.require(key.dims.size() == 4 && key.dims == value.dims && key.size > 0 && key.dims[1] < INT32_MAX,
+                  "keys and values are [places, tokens, heads, head_dim], of the same size");
+  if (context.status()) return;
+  const int64_t places = key.dims[0], tokens = key.dims[1], heads = key.dims[2], dim = key.dims[3], width = heads * dim;
+  context.require(has_kernel(dim), "head_dim is a multiple of 16 up to 128");
+  context.require(query.last() == width && query.size == key.size && length.size == places,
+                  "there is a query for each key, and a length for each place");
+  for (int64_t place = 0; place < places && !context.status(); ++place) {
+    const int32_t count = length.as<int32_t>()[place];
+    context.require(count >= 0 && count <= tokens, "a length is larger than there are tokens");
+  }
+  float* mixed = context.status() ? nullptr : like(context, 0, query, width);
+  if (context.status()) return;
+
+  const int64_t each = places * heads;
+  const double seconds = 4.0 * each * tokens * tokens * dim / kSourceMultiplications;
+  const int64_t tasks = std::clamp<int64_t>(seconds / kTask, 1, each);
+  context.parallel(tasks, [&](int64_t task) {
+    static thread_local std::vector<float> memory;
+    for (int64_t at = each * task / tasks; at < each * (task + 1) / tasks; ++at) {
+      const int64_t place = at / heads, start = place * tokens * width + at % heads * dim;
+      const int32_t count = length.as<int32_t>()[place];
+      memory.resize(std::max<size_t>(memory.size(), source_memory(count, dim)));
+      attend_source({query.as<float>() + start, key.as<float>() + start, value.as<float>() + start, mixed + start, tokens, width,
+                     dim, count},
+                    memory.data());
+    }
+  });
 }
 
 }  // namespace tfexport

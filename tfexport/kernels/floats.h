@@ -1,4 +1,6 @@
-// Vectors of sixteen floats. GCC and Clang map them to the CPU's registers. Sums have the same order on all CPUs.
+// Vectors of sixteen floats. GCC and Clang map them to the CPU's registers. Results have the same bits on all CPUs: sums have one
+// order, and the library is compiled without fused multiplication and addition, which not all CPUs have (-ffp-contract=off). In 8
+// bits the last bit of an activation decides how it is rounded, and so which tokens are found.
 #pragma once
 
 #include <cstdint>

@@ -23,6 +23,7 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(O
       {"GreedyAttention", self_attention<int32_t, false>, {kFloat, kFloat, kFloat, kInt32, kInt32}, {kFloat, kFloat, kFloat}},
       {"BeamAttention", self_attention<int64_t, true>, {kFloat, kFloat, kFloat, kInt64, kBool}, {kFloat, kFloat, kFloat}},
       {"CrossAttention", cross_attention, {kFloat, kFloat, kFloat, kInt32}, {kFloat}},
+      {"SourceAttention", source_attention, {kFloat, kFloat, kFloat, kInt32}, {kFloat}},
       {"ResidualNorm", residual_norm, {kFloat, kFloat, kFloat, kFloat}, {kFloat, kFloat}, "epsilon"},
       {"ScreenStates", screen_states, {kFloat, kFloat, kFloat}, {kUint8, kFloat, kFloat}},
       {"ScreenBest", screen_best, {kFloat, kFloat, kFloat, kFloat, kFloat, kInt64}, {kFloat, kInt64}},

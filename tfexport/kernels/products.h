@@ -44,7 +44,6 @@ constexpr double kWorthListing = 0.8;         // largest share of inputs to list
 constexpr int64_t kMostInputs = 65536;  // most inputs for which sums of 8-bit products always fit into 32 bits
 
 // Assumed speed of a CPU in multiplications and bytes of weights per second, to decide when waking up a thread is worthwhile.
-constexpr double kTask = 4e-6;  // seconds
 constexpr double kMultiplications = 1e11, kInt8Multiplications = 4e11, kBytes = 8e10;
 
 // A mask of the 16 outputs from `column` on that exist.
@@ -181,8 +180,7 @@ struct Int8Product {
       const __mmask16 there = outputs_from(first, columns);
       const __m512 factor = _mm512_maskz_loadu_ps(there, scale + first), more = _mm512_maskz_loadu_ps(there, bias + first);
       UNROLLED for (int r = 0; r < kRows; ++r) {
-        __m512 product = _mm512_cvtepi32_ps(sums[r][w]) * factor * rows.scale[row + r];
-        asm("" : "+v"(product));  // otherwise GCC fuses it with the addition, and the last bits differ from the definition
+        const __m512 product = _mm512_cvtepi32_ps(sums[r][w]) * factor * rows.scale[row + r];
         _mm512_mask_storeu_ps(result + (row + r) * columns + first, there, product + more);
       }
     }

@@ -68,6 +68,8 @@ enum Function {
 
 constexpr int kInvalidArgument = 2;
 
+constexpr double kTask = 4e-6;  // seconds of work for which waking up a thread is worthwhile
+
 enum Type { kFloat = 1, kUint8 = 2, kInt8 = 3, kInt32 = 6, kInt64 = 7, kBool = 9 };
 
 template <typename... Arguments>
