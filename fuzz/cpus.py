@@ -2,10 +2,10 @@
 
     python -m fuzz.cpus BUNDLE TEXT --precision int8
 
-Other CPUs are emulated: it needs `qemu-x86_64` (Debian's package qemu-user), and some minutes for 200 lines. Each CPU decodes
-greedily and with a beam of 4, and runs `tfexport parity` on a copy of the bundle. Runs with the kernels have to write the same
-bytes. Runs without them use ONNX Runtime's own attention and norms, whose sums differ in their last bits from CPU to CPU. The
-lines that differ are counted.
+Other CPUs are emulated. This needs `qemu-x86_64` (Debian's package qemu-user), and a quarter of an hour for 200 lines. Each
+CPU decodes greedily and with a beam of 4, and runs `tfexport parity` on a copy of the bundle. Runs with the kernels have to
+write the same bytes. Runs without them use ONNX Runtime's own attention and norms, whose last bits differ; their lines that
+differ are counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tfexport.kernels import SWITCH
 
 HERE = "this CPU"
 CPUS = (HERE, "Haswell", "EPYC-Milan", "SandyBridge")
-"""With what this machine has; with AVX2 and without VNNI; the same of another maker; with AVX and without fused operations."""
+"""The machine's own; with AVX2 and without VNNI; the same of another maker; with AVX and without fused operations."""
 
 SEARCHES = {"greedy": (), "beam 4": ("--beam", "4")}
 

@@ -327,10 +327,10 @@ def _search_narrower(
     options: SearchOptions,
     allowed: float,
 ) -> None:
-    """Compare outputs whose loss is above `allowed` with the reference's outputs of narrower beams. The smallest loss counts.
+    """Compare outputs with a loss above `allowed` with the reference's outputs of narrower beams; the smallest loss counts.
 
-    A beam search is not continuous. Rounding can move a hypothesis from the last place of the beam to the next one, where the
-    search loses it and everything that follows from it. A narrower beam is a search without this hypothesis.
+    A beam search is not continuous. Rounding can move a hypothesis from the last place of the beam to the next one, where
+    the search loses it and everything that follows from it. A narrower beam is a search without this hypothesis.
     """
     for beam in range(options.beam - 1, 0, -1):
         places = [place for place, divergence in enumerate(divergences) if not divergence.loss <= allowed]
