@@ -17,7 +17,7 @@ from tfexport.exporter.options import BudgetOptions, EngineOptions, GraphOptions
 from tfexport.models.checkpoints.options import CheckpointOptions
 
 if TYPE_CHECKING:
-    from tfexport.commands.targets import GraphsTarget
+    from tfexport.commands.export_targets import GraphsTarget
     from tfexport.contract import Precision
     from tfexport.exporter.pipeline import Exported
     from tfexport.models.checkpoints.load import Checkpoint as LoadedCheckpoint
@@ -45,7 +45,7 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
 ) -> None:
     """Export a checkpoint to a bundle: ONNX graphs, weights, tokenizers and a manifest, checked against PyTorch."""
-    from tfexport.commands.targets import telling_of_lost_engines
+    from tfexport.commands.export_targets import telling_of_lost_engines
 
     request = Request(checkpoint, output, described, graphs, budgets, target, engines, runtime, beam, force)
     loaded = request.load()
@@ -103,7 +103,7 @@ class Request:
 
     def wanted(self) -> GraphsTarget:
         """The files to write beyond the graphs."""
-        from tfexport.commands.targets import GraphsTarget, TritonTarget, engines_target
+        from tfexport.commands.export_targets import GraphsTarget, TritonTarget, engines_target
 
         precisions, _ = self.precisions
         if self.target == "tensorrt":

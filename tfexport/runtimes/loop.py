@@ -6,7 +6,7 @@ in the modules below:
     encode   source ids ──encoder──> cross keys/values, once for a batch (`sources.py`)
     step     tokens ──decoder_step──> logits and best tokens; writes one slot of the cache, in place (`row_state.py`)
     select   before the next step, a beam reorder gathers the cache into a second buffer, and the two take turns (an identity
-             moves nothing); where there is a step for a shared cache, it moves rows of a mask (`beam_state.py`);
+             moves nothing); where there is a step for a shared cache, it moves rows of a mask (`shared_cache_state.py`);
              sentences that are done leave their places empty until a smaller batch is to be had for one gather
     growth   a full cache is copied into the next larger bucket
     ahead    several steps in one launch, where the library has graphs that choose tokens (`launches.py`)
@@ -31,13 +31,13 @@ from tfexport.runtimes.base import (
     FloatArray,
     IntArray,
 )
-from tfexport.runtimes.beam_state import BeamState
 from tfexport.runtimes.row_state import RowState
+from tfexport.runtimes.shared_cache_state import SharedCacheState
 from tfexport.runtimes.slots import Slots
 from tfexport.runtimes.sources import Sources
 from tfexport.runtimes.workspace import Graphs, Workspace
 
-State = RowState | BeamState
+State = RowState | SharedCacheState
 
 
 class LoopRuntime(BaseRuntime):
@@ -74,7 +74,7 @@ class LoopRuntime(BaseRuntime):
             sources = Sources.encode(self._workspace, src_ids, src_len, beam)
             slots = Slots.first(len(src_len), beam)
             if beam > 1 and self._graphs.has_beam_step and not attention:
-                return BeamState(sources, slots)
+                return SharedCacheState(sources, slots)
             return RowState(sources, slots, attention=attention)
 
     def step(self, state: State, tokens: IntArray) -> tuple[FloatArray, State]:

@@ -34,7 +34,7 @@ from tests.support.ort_bundles import (
 from tests.support.tiny import SRC_VOCAB, TinyCheckpoint, tiny_classifier
 from tfexport import contract, kernels
 from tfexport.bundle.reader import Bundle, open_bundle
-from tfexport.commands.targets import GraphsTarget
+from tfexport.commands.export_targets import GraphsTarget
 from tfexport.config import ModelConfig
 from tfexport.contract import GraphSpec, TensorSpec
 from tfexport.decoding.search import SearchOptions, pad, search

@@ -4,9 +4,10 @@
           [a0][b0][c0][a1][b1][c1][a2][b2][c2][  ][  ][  ]       each step appends a slot for each hypothesis
     mask   x           x                   x                     hypothesis 0: a0, a1, then c2
 
-A reorder of beams moves rows of the mask. Every few steps, slots are dropped that no hypothesis has in its past any more.
-The hypotheses of a sentence share all but their last few tokens, so that a cache holds little more than one hypothesis. They
-begin with the same token: with kernels, the first step computes one hypothesis of a sentence, and all see its slot.
+A reorder of beams moves rows of the mask. When the cache is full, the slots are dropped that no hypothesis has in its past
+any more. The hypotheses of a sentence share all but their last few tokens, so that a cache holds little more than one
+hypothesis. They begin with the same token: with kernels, the first step computes one hypothesis of a sentence, and all see its
+slot.
 """
 
 from __future__ import annotations

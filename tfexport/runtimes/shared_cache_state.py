@@ -27,7 +27,7 @@ from tfexport.runtimes.sources import Sources
 from tfexport.runtimes.workspace import locked
 
 
-class BeamState:
+class SharedCacheState:
     """A batch during decoding; `slots` are the places of its live sentences in the buffers.
 
     Args:
@@ -187,7 +187,7 @@ class BeamState:
         return np.asarray(self._mask.array)
 
     @locked
-    def select(self, rows: IntArray) -> BeamState:
+    def select(self, rows: IntArray) -> SharedCacheState:
         slots, parents = self._slots.select(rows)
         batch = self._workspace.graphs.buckets.batch_after(self._batch, len(slots), self._beam)
         if batch < self._batch:
@@ -205,7 +205,7 @@ class BeamState:
         mask[:, own : own + self._beam] = False
         self._see_own()
 
-    def _smaller(self, batch: int, slots: Slots, parents: IntArray) -> BeamState:
+    def _smaller(self, batch: int, slots: Slots, parents: IntArray) -> SharedCacheState:
         """This state in buffers for `batch` sentences."""
         if (parents.ravel() != slots.rows).any():
             self._move_rows(slots.rows, parents.ravel())
@@ -219,7 +219,7 @@ class BeamState:
         sources = self._sources.gathered(sentences, index["sentences"])
         cache = workspace.gather(lane, "cache", self._cache, index["sentences"])
         workspace.graphs.device.synchronize()
-        return BeamState(sources, Slots.first(len(slots), self._beam), cache, mask, self._filled)
+        return SharedCacheState(sources, Slots.first(len(slots), self._beam), cache, mask, self._filled)
 
     def _empty_cache(self, steps: int) -> Region:
         """Each step takes a slot for each hypothesis."""
