@@ -6,8 +6,8 @@
 
 A reorder of beams moves rows of the mask. When the cache is full, the slots are dropped that no hypothesis has in its past
 any more. The hypotheses of a sentence share all but their last few tokens, so that a cache holds little more than one
-hypothesis. They begin with the same token: with kernels, the first step computes one hypothesis of a sentence, and all see its
-slot.
+hypothesis. They begin with the same token: with kernels, the first step computes one hypothesis of a sentence, and all see
+its slot.
 """
 
 from __future__ import annotations
