@@ -17,7 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-IMAGES = {f"results/{name}.png": RESULTS / f"{name}.png" for name in ("cpu", "growth", "serve_load")}
+IMAGES = {f"results/{name}.png": RESULTS / f"{name}.png" for name in ("cpu", "growth", "serve_load", "corpus_run")}
 """Pictures that pages show and that do not lie below docs/."""
 
 
@@ -271,6 +271,16 @@ def corpus_capacity() -> str:
     return corpus_capacity.markdown(json.loads(record.read_text(encoding="utf-8")))
 
 
+def corpus_run() -> str:
+    """What benchmarks/corpus_run.py measured."""
+    from benchmarks import corpus_run
+
+    record = RESULTS / "corpus_run.json"
+    if not record.exists():
+        return "Nothing was measured yet."
+    return corpus_run.markdown(json.loads(record.read_text(encoding="utf-8")))
+
+
 def cuda_dry_results() -> str:
     """What benchmarks/cuda_dry counted."""
     from benchmarks.cuda_dry.report import table
@@ -374,6 +384,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "serve-results": serve_results,
     "growth-results": growth_results,
     "corpus-capacity": corpus_capacity,
+    "corpus-run": corpus_run,
     "cuda-dry-results": cuda_dry_results,
     "gpu-day-results": gpu_day_results,
     "cuda-dry-steps": cuda_dry_steps,

@@ -95,9 +95,7 @@ class Run:
                 while driver.poll() is None and sum(self.killed.values()) < kills:
                     self._kill(driver)
                 try:
-                    code = driver.wait(PATIENCE)
-                except subprocess.TimeoutExpired:
-                    raise RuntimeError(self._said("it does not go on")) from None
+                    code = self._wait(driver)
                 finally:
                     for pid in [*descendants(driver.pid), driver.pid] if driver.poll() is None else []:
                         kill(pid)
@@ -107,6 +105,17 @@ class Run:
                 self.ended_by_node += 1
             elif code != -signal.SIGKILL:
                 raise RuntimeError(self._said(f"exit code {code}"))
+
+    def _wait(self, driver: subprocess.Popen[bytes]) -> int:
+        """Wait for the end of a driver that writes parts; returns its exit code."""
+        parts = -1
+        while True:
+            try:
+                return driver.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                before, parts = parts, len(list(self.output.glob("part-*")))
+                if parts == before:
+                    raise RuntimeError(self._said("it does not go on")) from None
 
     def _kill(self, driver: subprocess.Popen[bytes]) -> None:
         time.sleep(self._random.uniform(0.1, 4))

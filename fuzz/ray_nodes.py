@@ -124,6 +124,10 @@ class Nodes:
         node = self._nodes[number]
         return [pid for pid in descendants(node.pid) if is_actor(pid)] if node is not None else []
 
+    def processes(self) -> list[int]:
+        """All processes of the nodes."""
+        return [pid for node in self._nodes if node is not None for pid in (node.pid, *descendants(node.pid))]
+
     def _make_network(self) -> None:
         for name in self._names:
             _ip("netns", "add", name)

@@ -1,0 +1,223 @@
+"""A run over many rows of Parquet on Ray: rows and memory over time, beside plain workers on the same lines.
+
+    python -m benchmarks.corpus_run BUNDLE TEXT --rows 1000000
+    python -m benchmarks.corpus_run --render
+
+Three runs, one after the other: `tfexport decode` with two workers; `tfexport corpus` with two actors; and the same on a
+cluster of two nodes with a CPU each (`fuzz/ray_nodes.py`). Their texts have to be the same. Needs `tfexport[ray]`, and two
+cores that nothing else uses. Writes RESULTS/corpus_run.json, and the table and the plot, which come from it alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import machine
+from benchmarks.tables import table
+
+RESULTS = Path(__file__).parent / "results"
+SHARDS = 200
+INTERVAL = 2.0
+"""Seconds between two samples."""
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+WORKERS, ACTORS, NODES = "2 workers of decode", "2 actors of corpus", "2 actors on 2 nodes"
+
+
+def pss_mib(pids: Iterable[int]) -> float:
+    """Memory of processes in MiB; what several of them share counts once."""
+    kib = 0
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+        except OSError:  # it has ended
+            continue
+        kib += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return kib / 1024
+
+
+def watched(
+    driver: subprocess.Popen[bytes], pids: Callable[[], Iterable[int]], rows: Callable[[], int | None]
+) -> dict[str, Any]:
+    """Time a process until it ends: the seconds, and samples of (seconds, rows that are written, MiB)."""
+    began, samples = time.monotonic(), []
+    while True:
+        try:
+            code = driver.wait(INTERVAL)
+        except subprocess.TimeoutExpired:
+            samples.append((round(time.monotonic() - began, 1), rows(), round(pss_mib(pids()), 1)))
+            continue
+        if code:
+            raise SystemExit(f"a run ended with exit code {code}")
+        return {"seconds": round(time.monotonic() - began, 2), "samples": samples}
+
+
+def texts_of(output: Path) -> list[str]:
+    """The texts of a run over a corpus, in the order of its ids."""
+    import pyarrow.parquet as parquet
+
+    found: list[str] = []
+    for part in sorted(output.glob("part-*.parquet")):
+        found += parquet.read_table(part, columns=["text"]).column("text").to_pylist()
+    return found
+
+
+def measure(bundle: Path, lines: Sequence[str], precision: str) -> list[dict[str, Any]]:
+    """The three runs."""
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    from fuzz.processes import descendants
+    from fuzz.ray_nodes import Nodes
+
+    rows_per_shard = -(-len(lines) // SHARDS)
+    root = str(Path(__file__).resolve().parent.parent)
+    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": root}
+    program, own = [sys.executable, "-m", "tfexport"], ["--threads", "1", "--precision", precision]
+    found = []
+    with tempfile.TemporaryDirectory(prefix="tfx", ignore_cleanup_errors=True) as temporary:
+        folder = Path(temporary)
+        plain, columns = folder / "in.txt", folder / "in.parquet"
+        plain.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        numbers = list(range(len(lines)))
+        parquet.write_table(arrow.table({"number": numbers, "text": list(lines)}), columns)
+
+        def written(output: Path) -> int:
+            return len(list(output.glob("part-*.parquet"))) * rows_per_shard
+
+        with (folder / "log").open("wb") as log:
+            out = folder / "plain"
+            decode = [*program, "decode", str(bundle), str(plain), "-o", str(out), "--workers", "2", *own]
+            driver = subprocess.Popen(decode, env=environment, stderr=log)
+            runs = watched(driver, lambda: [driver.pid, *descendants(driver.pid)], lambda: None)
+            found.append({"run": WORKERS, **runs})
+            wanted = out.read_text(encoding="utf-8").splitlines()
+
+            def corpus(output: Path, *more: str) -> list[str]:
+                given = ["-o", str(output), "--actors", "2", "--rows-per-shard", str(rows_per_shard), *more, *own]
+                return [*program, "corpus", str(bundle), str(columns), *given]
+
+            out = folder / "ray"
+            local = subprocess.Popen(corpus(out), env=environment, stderr=log)
+            runs = watched(local, lambda: [local.pid, *descendants(local.pid)], lambda: written(folder / "ray"))
+            found.append({"run": ACTORS, **runs, "same_text": texts_of(out) == wanted})
+
+            out = folder / "nodes"
+            (folder / "cluster").mkdir()
+            with Nodes(folder / "cluster", environment) as nodes:
+                command = nodes.command(0, corpus(out, "--address", nodes.address))
+                driver_of_nodes = subprocess.Popen(command, env=nodes.environment, stderr=log)
+
+                def everything() -> list[int]:
+                    return [driver_of_nodes.pid, *descendants(driver_of_nodes.pid), *nodes.processes()]
+
+                runs = watched(driver_of_nodes, everything, lambda: written(folder / "nodes"))
+                runs["namespaces"] = nodes.has_namespaces
+            found.append({"run": NODES, **runs, "same_text": texts_of(out) == wanted})
+    return found
+
+
+# --- what follows from a record
+
+
+def steady_rate(run: Mapping[str, Any], rows: int) -> float:
+    """Rows a second, without the start: between the first and the last samples with new rows. Of workers, over all."""
+    seen = [(seconds, done) for seconds, done, _ in run["samples"] if done]
+    if not seen or seen[-1][1] == seen[0][1]:
+        return float(rows / run["seconds"])
+    (began, first), (_, last) = seen[0], seen[-1]
+    ended = min(seconds for seconds, done in seen if done == last)
+    return float((last - first) / (ended - began))
+
+
+def growth(run: Mapping[str, Any]) -> tuple[float, float]:
+    """The median memory in the second and in the last fifth of a run, in MiB."""
+    memory = [mib for *_, mib in run["samples"]]
+    fifth = max(1, len(memory) // 5)
+    second, last = sorted(memory[fifth : 2 * fifth]), sorted(memory[-fifth:])
+    return second[len(second) // 2], last[len(last) // 2]
+
+
+def markdown(record: Mapping[str, Any]) -> str:
+    """The runs as a table."""
+    about, rows = record["machine"], record["rows"]
+    plain = rows / record["runs"][0]["seconds"]
+    head = ("run", "seconds", "rows/s", "to 2 workers", "rows/s without the start", "to 2 workers", "same text", "MiB")
+
+    def cells(run: Mapping[str, Any]) -> list[str]:
+        whole, steady = rows / run["seconds"], steady_rate(run, rows)
+        early, late = growth(run)
+        same = {True: "yes", False: "NO"}.get(run.get("same_text"), "")
+        memory = f"{early:,.0f}, at the end {late:,.0f}"
+        return [
+            run["run"],
+            f"{run['seconds']:.0f}",
+            *(f"{whole:,.0f}", f"{whole / plain:.2f}", f"{steady:,.0f}", f"{steady / plain:.2f}"),
+            *(same, memory),
+        ]
+
+    said = f"{about['cpu']}, {about['cpus']} CPUs, {about['date'][:10]}."
+    said += f" {rows:,} rows of Parquet, {record['precision']}, greedy search."
+    return f"{said}\n\n" + "\n".join(table(head, map(cells, record["runs"])))
+
+
+def draw(record: Mapping[str, Any], path: Path) -> None:
+    """Rows and memory over time."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(8, 6), layout="constrained")
+    for color, run in zip(("C7", "C0", "C1"), record["runs"], strict=True):
+        seconds, rows, memory = zip(*run["samples"], strict=True)
+        if run["run"] == WORKERS:
+            above.plot([0, run["seconds"]], [0, record["rows"] / 1e6], color=color, linestyle="--", label=run["run"])
+        else:
+            above.plot(seconds, [count / 1e6 for count in rows], color=color, label=run["run"])
+        below.plot(seconds, memory, color=color, label=run["run"])
+    above.set_ylabel("rows written, millions")
+    below.set_ylabel("memory, MiB")
+    below.set_xlabel("seconds")
+    below.set_ylim(bottom=0)
+    above.legend()
+    for axes in (above, below):
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="A run over many rows on Ray, beside plain workers.")
+    parser.add_argument("bundle", type=Path, nargs="?")
+    parser.add_argument("text", type=Path, nargs="?", help="lines to repeat")
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--render", action="store_true", help="draw the record that is there")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args(arguments)
+    if (options.text is None) != options.render:
+        parser.error("give a bundle and a text to measure, or --render")
+    file = options.results / "corpus_run.json"
+    if not options.render:
+        every = options.text.read_text(encoding="utf-8").splitlines()
+        lines = list(islice(cycle(every), options.rows))
+        runs = measure(options.bundle, lines, options.precision)
+        record = {"machine": machine("cpu"), "rows": len(lines), "precision": options.precision, "runs": runs}
+        file.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    record = json.loads(file.read_text(encoding="utf-8"))
+    draw(record, file.with_suffix(".png"))
+    print(markdown(record))
+    return 0 if all(run.get("same_text", True) for run in record["runs"]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
