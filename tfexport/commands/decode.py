@@ -336,7 +336,7 @@ class Job:
     def print_notes(self) -> None:
         """Print the choices that were made for the user, and what was not checked."""
         from tfexport.decoding.shortlist import SHORTLIST_ADVICE
-        from tfexport.verification.certificates import missing
+        from tfexport.verification.certificates import missing, parity_command
 
         directory, formats = self.request.directory, self.request.formats
         if formats.input_format is None and self.reader.format == "ids":
@@ -351,4 +351,4 @@ class Job:
         if self.chose_split:
             say(f"note: decoding with {self.split}; choose with --workers and --threads")
         if reason := missing(self.bundle, self.model.name, self.model.precision):
-            say(f"note: {reason}: tfexport parity {directory} INPUT")
+            say(f"note: {reason}: {parity_command(directory, self.model.name)}")

@@ -44,6 +44,7 @@ def serve(
         from tfexport.serving.access.keys import Keys
         from tfexport.serving.catalog import Catalog, HowToLoad, Place
         from tfexport.serving.server import run
+        from tfexport.verification.certificates import parity_command
     except ModuleNotFoundError as error:
         raise TfexportError(f"{error.name} is not installed. Run pip install 'tfexport[serve]'.") from None
     if server.keys is not None:
@@ -54,7 +55,7 @@ def serve(
     try:
         for served in catalog.served:
             if served.uncertified:
-                say(f"note: {served.uncertified}: tfexport parity {served.place.directory} INPUT")
+                say(f"note: {served.uncertified}: {parity_command(served.place.directory, runtime.runtime)}")
             say(f"note: {served.name}: {about_workers(served.bundle.config, options)}")
         catalog.warm_up()
         run(catalog, server)

@@ -8,16 +8,8 @@ from tfexport.bundle.reader import Bundle
 from tfexport.contract import QUANTIZED, Precision, short_name
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.runtimes.base import ClassifierRuntime, Runtime
+from tfexport.runtimes.known import RUNTIMES
 from tfexport.system.imports import import_failure
-
-RUNTIMES = {
-    "ort-cpu": "cpu",
-    "ort-cuda": "cuda",
-    "tensorrt": "tensorrt-rtx",
-    "torch": "export",
-    "torch-cuda": "export",
-}
-"""The runtimes, and the extra of the package that installs the library of each."""
 
 
 def load_runtime(
@@ -59,7 +51,8 @@ def load_runtime(
 
 def _missing(name: str, error: ImportError) -> Exception:
     library = (error.name or name).partition(".")[0]
-    absent = f"the runtime {name} needs {error.name}, which is not installed: pip install 'tfexport[{RUNTIMES[name]}]'."
+    extra = RUNTIMES[name].extra
+    absent = f"the runtime {name} needs {error.name}, which is not installed: pip install 'tfexport[{extra}]'."
     return import_failure(error, library, absent)
 
 

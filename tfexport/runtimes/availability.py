@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tfexport.errors import RuntimeUnavailable
-from tfexport.runtimes import RUNTIMES
+from tfexport.runtimes.known import RUNTIMES
 
 KERNELS = "kernels"
 """In place of a runtime: the status of the kernels."""
@@ -39,7 +39,7 @@ def availability(runtime: str) -> Availability:
     try:
         CHECKS[runtime](libraries)
     except ModuleNotFoundError as error:
-        return Availability(False, f"{error.name} is not installed: pip install 'tfexport[{RUNTIMES[runtime]}]'.")
+        return Availability(False, f"{error.name} is not installed: pip install 'tfexport[{RUNTIMES[runtime].extra}]'.")
     except RuntimeUnavailable as error:
         return Availability(False, str(error), libraries)
     except Exception as error:  # a broken installation, which can raise anything

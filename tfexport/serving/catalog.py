@@ -22,7 +22,7 @@ from tfexport.errors import TfexportError, UnavailableError
 from tfexport.scheduling.options import ServingOptions
 from tfexport.serving.record import note_model
 from tfexport.system.processes import leave_out_of_collections
-from tfexport.verification.certificates import missing
+from tfexport.verification.certificates import missing, parity_command
 
 _PAIR = re.compile(r"(?P<source>[a-z]{2,3}(_[A-Za-z]{2,4})?)-(?P<target>[a-z]{2,3}(_[A-Za-z]{2,4})?)")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -105,8 +105,8 @@ class HowToLoad:
         problem = missing(bundle, self.runtime, model.precision)
         if problem and self.certified:
             raise TfexportError(
-                f"{place.directory} is not served: {problem}. Run tfexport parity {place.directory} INPUT, or leave "
-                "--certified out."
+                f"{place.directory} is not served: {problem}. Run {parity_command(place.directory, self.runtime)}, or "
+                "leave --certified out."
             )
         if isinstance(model, Model):
             model.serve(**{name: getattr(self.scheduling, name) for name in self.scheduling.__dataclass_fields__})

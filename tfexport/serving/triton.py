@@ -25,7 +25,7 @@ from tfexport.config import ModelConfig
 from tfexport.contract import Dialect, GraphSpec, Precision, TensorSpec
 from tfexport.decoding.search import SearchOptions
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
-from tfexport.runtimes import RUNTIMES
+from tfexport.runtimes.known import RUNTIMES
 from tfexport.system.atomic_files import make_folder, partial_folder, sync_tree
 from tfexport.system.regular_files import read_text
 from tfexport.system.version import version
@@ -37,7 +37,6 @@ MODEL = Path(__file__).parents[1] / "assets" / "triton_model.py"
 HEADER = "# Written by tfexport"
 """The first line of every config.pbtxt. A folder is replaced only if all models in it have this line."""
 
-CPU_RUNTIMES = ("ort-cpu", "torch")
 DATA_TYPES = {"int64": "TYPE_INT64", "float32": "TYPE_FP32", "float16": "TYPE_FP16"}
 """Data types of Triton. bfloat16 is missing because Triton's ONNX Runtime backend cannot load it."""
 
@@ -111,7 +110,7 @@ def write_repository(
         raise TfexportError(f"the batch size is {batch_size}, below 1. Give a larger one.")
     check_request(directory, runtime=runtime, precision=precision, force=force)
     _require_graphs(bundle, runtime, precision)
-    on_gpu = runtime not in CPU_RUNTIMES
+    on_gpu = RUNTIMES[runtime].gpu
     models, notes = [], []
     for graph in _graphs(bundle, precision, on_gpu):
         if all(tensor.dtype in DATA_TYPES for tensor in (*graph.inputs, *graph.outputs)):
@@ -247,7 +246,7 @@ def _translate_model(
 def _about_translate(runtime: str) -> list[str]:
     return [
         "Text in, text out. Needs Triton 24.12 or newer (older ones do not know NumPy 2), and in the server's Python this",
-        f"version of tfexport: pip install 'tfexport[{RUNTIMES[runtime]}]'",
+        f"version of tfexport: pip install 'tfexport[{RUNTIMES[runtime].extra}]'",
         "",
         "TEXT is [requests, lines], such as [1, 3] for three lines; TRANSLATION, STATUS and SCORE have its shape.",
         "Requests that wait are decoded together. A line that cannot be decoded gives an empty TRANSLATION and its",

@@ -24,19 +24,11 @@ from tfexport.contract import Precision, short_name
 from tfexport.errors import BundleError, RuntimeUnavailable
 from tfexport.graph_checks.rounding import RULE
 from tfexport.graph_contract import SEARCH_GRAPHS
+from tfexport.runtimes.known import RUNTIMES
 from tfexport.system.atomic_files import whole_file
 from tfexport.system.gpu import find_gpu
 from tfexport.system.processes import cpu_name
 from tfexport.system.regular_files import read_text
-
-LIBRARIES = {
-    "ort-cpu": ("onnxruntime", "onnxruntime-gpu"),
-    "ort-cuda": ("onnxruntime-gpu",),
-    "tensorrt": ("tensorrt", "tensorrt-rtx"),
-    "torch": ("torch",),
-    "torch-cuda": ("torch",),
-}
-"""The packages on whose version a runtime's numbers depend; the first installed one counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,15 +108,16 @@ def settings_of(bundle: Bundle) -> str:
 def library_of(runtime: str) -> str:
     """The name and version of the package that computes for a runtime, and its kernels."""
     with_kernels = kernels.identity() if runtime == "ort-cpu" else ""
-    for package in LIBRARIES[runtime]:
+    packages = RUNTIMES[runtime].packages
+    for package in packages:
         with suppress(PackageNotFoundError):
             return f"{package} {version(package)}{with_kernels}"
-    return f"{LIBRARIES[runtime][0]} of unknown version"
+    return f"{packages[0]} of unknown version"
 
 
 def device_of(runtime: str) -> str:
     """The name of the device of a runtime."""
-    if runtime in ("ort-cpu", "torch"):
+    if not RUNTIMES[runtime].gpu:
         return cpu_name()
     try:
         return find_gpu().name
@@ -211,6 +204,12 @@ def write_certificates(
             f"cannot write {path}: {reason}. Make the folder writable, or compare with --no-certify."
         ) from error
     return path
+
+
+def parity_command(directory: Path, runtime: str) -> str:
+    """The command that compares a runtime with PyTorch."""
+    flag = "" if runtime == "ort-cpu" else f" --runtime {runtime}"
+    return f"tfexport parity {directory} INPUT{flag}"
 
 
 def missing(bundle: Bundle, runtime: str, precision: Precision) -> str | None:
