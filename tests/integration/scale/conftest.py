@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.tiny import HINTS, TinyCheckpoint, tiny_classifier
+from tests.support.references.tutorial import TutorialTransformer
+from tests.support.tiny import ENCODER, HINTS, SRC_VOCAB, TGT_VOCAB, TinyCheckpoint, randomised, tiny_classifier
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.models.formats.native import Tokenizers
@@ -21,3 +22,13 @@ def worded_classifier(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.
     words = Tokenizers(tiny_checkpoint.tokenizers().source, None)
     (folder / "labels.txt").write_text("a\nb\nc\nd\ne\n", encoding="utf-8")
     return export(load_checkpoint(folder / "c.pt", HINTS, tokenizers=words), folder / "b", check=False).directory
+
+
+@pytest.fixture(scope="session")
+def reverse_bundle(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the other direction, with the words of `tiny_bundle`."""
+    folder, words = tmp_path_factory.mktemp("reverse"), tiny_checkpoint.tokenizers()
+    sizes = {"src_vocab": TGT_VOCAB, "tgt_vocab": SRC_VOCAB, "n_decoder_layers": 1}
+    torch.save(randomised(TutorialTransformer(**sizes, **ENCODER), seed=5).state_dict(), folder / "r.pt")
+    checkpoint = load_checkpoint(folder / "r.pt", HINTS, tokenizers=Tokenizers(words.target, words.source))
+    return export(checkpoint, folder / "b", check=False).directory

@@ -23,6 +23,7 @@ from pyarrow import parquet
 from ray.exceptions import RayError
 
 from tfexport.errors import TfexportError
+from tfexport.scale import Scorer
 from tfexport.scale.run import connect
 
 pytestmark = pytest.mark.thorough
@@ -129,6 +130,19 @@ def test_pairs_are_scored(tiny_bundle: Path, tmp_path: Path) -> None:
     assert found.to_pylist()[99]["status"] == "null"
     other = run("corpus-score", *given, "--source-column", "de", "--reverse", tiny_bundle, "--resume")
     assert "has another run" in other.stderr.splitlines()[-1]
+
+
+def test_pairs_are_scored_in_both_directions(tiny_bundle: Path, reverse_bundle: Path, tmp_path: Path) -> None:
+    targets = [f"wört{4 + n % 30} wört{4 + n % 7}" for n in range(100)]
+    table = pa.table({"source": LINES[:100], "target": targets})
+    parquet.write_table(table, tmp_path / "in.parquet")
+    given = ("--reverse", reverse_bundle, "--channel-weight", "0.5")
+    done = run("corpus-score", tiny_bundle, tmp_path / "in.parquet", "-o", tmp_path / "out", *given)
+    assert done.returncode == 0, done.stderr
+    found = parquet.read_table(tmp_path / "out").to_pylist()
+    wanted = Scorer(tiny_bundle, reverse=reverse_bundle, channel_weight=0.5)(table).to_pylist()
+    for name in ("log_prob", "reverse_log_prob", "dual_cross_entropy", "noisy_channel"):
+        assert [row[name] for row in found] == pytest.approx([row[name] for row in wanted], abs=1e-5)
 
 
 def test_rows_are_classified(worded_classifier: Path, tmp_path: Path) -> None:

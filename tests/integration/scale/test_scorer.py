@@ -9,15 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import tfexport
-from tests.support.references.tutorial import TutorialTransformer
-from tests.support.tiny import ENCODER, HINTS, SRC_VOCAB, TGT_VOCAB, TinyCheckpoint, randomised
+from tests.support.tiny import SRC_VOCAB, TGT_VOCAB
 from tfexport.errors import TfexportError
-from tfexport.exporter.pipeline import export
-from tfexport.models.checkpoints.load import load_checkpoint
-from tfexport.models.formats.native import Tokenizers
 from tfexport.scale import Scorer
 from tfexport.scale.scorer import dual_cross_entropy
 
@@ -29,16 +24,6 @@ PAIRS = [
     for n in range(30)
 ]
 SOURCES, TARGETS = ([pair[side] for pair in PAIRS] for side in (0, 1))
-
-
-@pytest.fixture(scope="module")
-def reverse_bundle(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of the other direction, with the words of `tiny_bundle`."""
-    folder, words = tmp_path_factory.mktemp("reverse"), tiny_checkpoint.tokenizers()
-    sizes = {"src_vocab": TGT_VOCAB, "tgt_vocab": SRC_VOCAB, "n_decoder_layers": 1}
-    torch.save(randomised(TutorialTransformer(**sizes, **ENCODER), seed=5).state_dict(), folder / "r.pt")
-    checkpoint = load_checkpoint(folder / "r.pt", HINTS, tokenizers=Tokenizers(words.target, words.source))
-    return export(checkpoint, folder / "b", check=False).directory
 
 
 def expected(bundle: Path, texts: list[str], targets: list[str]) -> list[tuple[float, float]]:
