@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -108,7 +109,8 @@ class Nodes:
         code += "sum(node['Alive'] for node in ray.nodes()))"
         command = self.command(0, [sys.executable, "-c", code])
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True)
-        return int(done.stdout.split("alive")[-1]) if done.returncode == 0 else 0
+        found = re.search(r"^alive (\d+)$", done.stdout, re.MULTILINE)  # Ray prints messages of nodes there, too
+        return int(found[1]) if done.returncode == 0 and found else 0
 
     def kill(self, number: int) -> None:
         """End all processes of a node at once."""
