@@ -183,7 +183,9 @@ def connect(address: str | None) -> None:
     from ray.exceptions import RayError
 
     try:
-        ray.init(address=address, **_quiet())
+        # A cluster has a dashboard or not. On this machine it would take memory, and a hundredth of a core.
+        own: dict[str, Any] = {"include_dashboard": False} if address is None else {}
+        ray.init(address=address, **own, **_quiet())
     except (RayError, ConnectionError, ValueError) as error:
         if address is None:
             raise
