@@ -130,8 +130,9 @@ setup(
             "tfexport.kernels._library",
             ["tfexport/kernels/kernels.cpp"],
             depends=sorted(map(str, Path("tfexport/kernels").glob("*.h"))),
-            # Not -ffast-math, which changes how all of the process treats the least floats. -Wno-psabi: vectors as arguments
-            # of functions that are always inlined have no calling convention to warn of.
+            # No fused operations (see tfexport/kernels/floats.h). Not -ffast-math, which changes how all of the process
+            # treats the least floats. -Wno-psabi: vectors as arguments of functions that are always inlined have no calling
+            # convention to warn of.
             extra_compile_args=[
                 *("-std=c++17", "-O3", "-g0", "-fvisibility=hidden"),
                 *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"),

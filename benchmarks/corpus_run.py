@@ -142,7 +142,9 @@ def steady_rate(run: Mapping[str, Any], rows: int) -> float:
 def growth(run: Mapping[str, Any]) -> tuple[float, float]:
     """The median memory in the second and in the last fifth of a run, in MiB."""
     memory = [mib for *_, mib in run["samples"]]
-    fifth = max(1, len(memory) // 5)
+    if len(memory) < 5:
+        return (min(memory, default=0.0), max(memory, default=0.0))
+    fifth = len(memory) // 5
     second, last = sorted(memory[fifth : 2 * fifth]), sorted(memory[-fifth:])
     return second[len(second) // 2], last[len(last) // 2]
 

@@ -48,7 +48,7 @@ def outputs(cpu: str, kernels: bool, bundle: Path, text: Path, precision: str, f
         )
         if done.returncode:
             raise SystemExit(f"decode failed on {cpu}:\n{done.stderr[-2000:]}")
-        found[name] = written.read_text(encoding="utf-8").splitlines()
+        found[name] = written.read_text(encoding="utf-8").split("\n")[:-1]
     return found
 
 

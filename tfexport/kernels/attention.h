@@ -122,7 +122,7 @@ FOR_EACH_CPU void attend_place(const Place& place, float* scores) {
   }
 }
 
-constexpr double kSourceMultiplications = 2e10;  // assumed speed of a CPU a second, to decide how many threads to wake
+constexpr double kSourceMultiplications = 2e10;  // assumed multiplications of a CPU per second, to decide how many threads to wake
 
 // The attention of all tokens of a source to each other. Rows are [tokens, stride], and a head is `dim` adjacent numbers.
 struct Source {
@@ -134,25 +134,26 @@ struct Source {
 
 constexpr int kQueries = 4;  // rows of a tile, so that each loaded value is used four times
 
-// Products of `kQueries` rows [size] with 16 columns of `matrix` [size, stride], each summed in order.
-INLINED void multiply_tile(const float* const (&rows)[kQueries], const float* matrix, int64_t stride, int64_t size,
-                           Floats (&sums)[kQueries]) {
+// Products of `kQueries` rows [size] with a block [size, 16] of a matrix, each summed in order.
+INLINED void multiply_tile(const float* const (&rows)[kQueries], const float* block, int64_t size, Floats (&sums)[kQueries]) {
   for (int r = 0; r < kQueries; ++r) sums[r] = Floats{};
   for (int64_t i = 0; i < size; ++i) {
-    const Floats numbers = load(matrix + i * stride);
+    const Floats numbers = load(block + i * kLanes);
     for (int r = 0; r < kQueries; ++r) sums[r] += rows[r][i] * numbers;
   }
 }
 
-// softmax(query * keys / sqrt(dim)) * values of a head. `memory` has room for `source_memory` numbers.
+// softmax(query * keys / sqrt(dim)) * values of a head; 0 for a source of length 0. `memory` has room for `source_memory` numbers:
+// the keys in blocks [dim, 16] and the values in blocks [length, 16], so that a tile reads adjacent memory, and the rows of a tile.
 FOR_EACH_CPU void attend_source(const Source& source, float* memory) {
   const int64_t dim = source.dim, length = source.length, padded = (length + kLanes - 1) / kLanes * kLanes;
   float *columns = memory, *values = columns + dim * padded, *scaled = values + dim * length;
   float* scores = scaled + kQueries * dim;
   std::fill_n(columns, dim * padded, 0.0f);
   for (int64_t j = 0; j < length; ++j) {
-    for (int64_t i = 0; i < dim; ++i) columns[i * padded + j] = source.key[j * source.stride + i];
-    std::copy_n(source.value + j * source.stride, dim, values + j * dim);
+    float* column = columns + j / kLanes * kLanes * dim + j % kLanes;
+    for (int64_t i = 0; i < dim; ++i) column[i * kLanes] = source.key[j * source.stride + i];
+    for (int64_t i = 0; i < dim; i += kLanes) store(values + i * length + j * kLanes, load(source.value + j * source.stride + i));
   }
   const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
   for (int64_t first = 0; first < source.tokens; first += kQueries) {
@@ -168,7 +169,7 @@ FOR_EACH_CPU void attend_source(const Source& source, float* memory) {
     Floats sums[kQueries], mosts[kQueries];
     for (int r = 0; r < kQueries; ++r) mosts[r] = all(-INFINITY);
     for (int64_t j = 0; j < length; j += kLanes) {
-      multiply_tile(rows, columns + j, padded, dim, sums);
+      multiply_tile(rows, columns + j * dim, dim, sums);
       const Ints exists = kLaneNumbers < static_cast<int32_t>(length - j);
       for (int r = 0; r < kQueries; ++r) {
         const Floats found = exists ? sums[r] : all(-INFINITY);
@@ -187,7 +188,7 @@ FOR_EACH_CPU void attend_source(const Source& source, float* memory) {
       norms[r] = length ? 1.0f / sum(totals) : 0.0f;
     }
     for (int64_t i = 0; i < dim; i += kLanes) {
-      multiply_tile(weights, values + i, dim, length, sums);
+      multiply_tile(weights, values + i * length, length, sums);
       for (int r = 0; r < queries; ++r) store(source.mixed + (first + r) * source.stride + i, sums[r] * norms[r]);
     }
   }
@@ -344,7 +345,7 @@ inline void cross_attention(Context& context) {
 inline void source_attention(Context& context) {
   const Tensor query = context.input(0), key = context.input(1), value = context.input(2), length = context.input(3);
   context.require(key.dims.size() == 4 && key.dims == value.dims && key.size > 0 && key.dims[1] < INT32_MAX,
-                  "keys and values are [places, tokens, heads, head_dim], of the same size");
+                  "keys and values are [places, tokens, heads, head_dim], of the same size, and none is empty");
   if (context.status()) return;
   const int64_t places = key.dims[0], tokens = key.dims[1], heads = key.dims[2], dim = key.dims[3], width = heads * dim;
   context.require(has_kernel(dim), "head_dim is a multiple of 16 up to 128");

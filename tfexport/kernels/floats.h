@@ -1,6 +1,7 @@
 // Vectors of sixteen floats. GCC and Clang map them to the CPU's registers. Results have the same bits on all CPUs: sums have one
-// order, and the library is compiled without fused multiplication and addition, which not all CPUs have (-ffp-contract=off). In 8
-// bits the last bit of an activation decides how it is rounded, and so which tokens are found.
+// order, and the compiler does not fuse multiplications and additions, which not all CPUs can do (-ffp-contract=off). In 8 bits the
+// last bit of an activation decides how it is rounded, and so which tokens are found. Exceptions are the float32 products, which
+// only run with AVX-512 and fuse, and the log-probabilities of `BestTokens`, which call the system's exp and log.
 #pragma once
 
 #include <cstdint>

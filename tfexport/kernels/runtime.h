@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -164,14 +165,27 @@ class Context {
     return status_ == nullptr;
   }
 
-  // Calls `task(i)` for all i below `tasks`, with the threads of the session.
+  // Calls `task(i)` for all i below `tasks`, with the threads of the session. If a task throws, the operator fails after the
+  // others: an exception that left a thread would end the process.
   template <typename Task>
   void parallel(int64_t tasks, const Task& task) {
     if (tasks == 1) return task(0);
-    void (*const run)(void*, size_t) = [](void* data, size_t index) { (*static_cast<const Task*>(data))(index); };
-    void* const data = const_cast<void*>(static_cast<const void*>(&task));
+    struct Shared {
+      const Task& task;
+      std::atomic<bool> has_thrown;
+    } shared{task, {false}};
+    void (*const run)(void*, size_t) = [](void* data, size_t index) {
+      auto* own = static_cast<Shared*>(data);
+      try {
+        own->task(index);
+      } catch (...) {
+        own->has_thrown = true;
+      }
+    };
+    void* const data = &shared;
     failed(call(api_, kKernelContext_ParallelFor, const_cast<const OrtKernelContext*>(context_), run,
                 static_cast<size_t>(tasks), static_cast<size_t>(0), data));
+    require(!shared.has_thrown, "there is not enough memory");
   }
 
   OrtStatus* status() const { return status_; }

@@ -341,15 +341,17 @@ def _search_narrower(
         narrower = Along.of(reference, those, best)
         for row, place in enumerate(places):
             loss = loss_per_token(options, narrower.log_probs(row), along.log_probs(place))
-            divergences[place] = replace(divergences[place], loss=min(divergences[place].loss, loss))
+            if loss < divergences[place].loss:
+                # No gain: it would make up for the losses of other sentences.
+                divergences[place] = replace(divergences[place], loss=max(0.0, loss), beam=beam)
 
 
 def loss_per_token(options: SearchOptions, own: NDArray[np.float64], theirs: NDArray[np.float64]) -> float:
     """By how much the reference prefers its own output, in nats per token.
 
     In greedy search this is the difference of the mean log-probabilities of a token. Beam search compares scores, and the
-    two outputs may have very different lengths. There it is the difference of the scores, divided by the score of one nat
-    per token, at the length of one of the outputs that makes it larger. With an untrained model, rounding may remove from
+    two outputs may have very different lengths. There it is the difference of the scores, divided by the larger of two
+    scores: those of one nat per token at the lengths of the two outputs. With an untrained model, rounding may remove from
     the beam a hypothesis that ends at once. A longer output remains, and the difference is a sum over all its tokens.
 
     Args:

@@ -48,6 +48,9 @@ activations change some outputs, and one changed token changes the rest of its s
 these changes. On a tutorial model and real text the best token is the same at 99.97 % of the steps in float16, 99.74 % in
 bfloat16, 99.3 % in int8 and 96.4 % in int4. docs/decisions/rounding.md has the reasons for the losses."""
 
+NARROWER = 0.05
+"""The share of sentences whose output may be that of a narrower beam, below float32."""
+
 
 @dataclass
 class Errors(Rounding):
@@ -121,6 +124,8 @@ class Divergence:
     loss: float = 0.0
     """By how much the reference prefers its own output, in nats per token. With beams, the output of a narrower beam counts
     as its own, too. See `compare.loss_per_token`."""
+    beam: int | None = None
+    """The width of the narrower beam whose output counts as the reference's; None if it is that of the search itself."""
 
 
 @dataclass
@@ -237,6 +242,18 @@ class ParityReport:
         return float(np.max([0.0, *(divergence.loss for divergence in self.divergences)]))
 
     @property
+    def narrower(self) -> int:
+        """The number of sentences that are compared with the output of a narrower beam."""
+        return sum(divergence.beam is not None for divergence in self.divergences)
+
+    @property
+    def most_narrower(self) -> int:
+        """The largest of these numbers that passes: a share of the sentences and three standard deviations of a sample of
+        this size. A runtime whose beam is always too narrow has more."""
+        share = NARROWER * self.sentences
+        return math.floor(share + 3 * math.sqrt(share))
+
+    @property
     def passed(self) -> bool:
         """Whether everything is within the limits."""
         return not self.failures
@@ -279,6 +296,11 @@ class ParityReport:
                 f"the reference prefers its own output of a sentence by {self.furthest:.2g} nats per token, "
                 f"{limits.furthest:g} is allowed"
             )
+        if self.narrower > self.most_narrower:
+            found.append(
+                f"{self.narrower} of {self.sentences} outputs are those of a narrower beam than {self.beam}, "
+                f"{self.most_narrower} are allowed"
+            )
         if self.unfounded:
             found.append(
                 f"{len(self.unfounded)} outputs do not follow from the logits of the runtime, the first that of sentence "
@@ -292,6 +314,7 @@ class ParityReport:
         return {
             **scores,
             "beam": self.beam,
+            "narrower": self.narrower,
             "sentences": self.sentences,
             "steps": self.steps,
             "longest": len(self.positions),

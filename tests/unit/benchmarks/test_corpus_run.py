@@ -33,7 +33,7 @@ def test_growth_compares_the_second_fifth_with_the_last() -> None:
 def test_the_table_has_each_run_and_what_it_wrote() -> None:
     lines = markdown(RECORD).splitlines()
     assert lines[-2:] == [
-        "| 2 workers of decode | 20 | 50 | 1.00 | 50 | 1.00 |  | 60, at the end 60 |",
+        "| 2 workers of decode | 20 | 50 | 1.00 | 50 | 1.00 |  | 50, at the end 60 |",
         "| 2 actors of corpus | 30 | 33 | 0.67 | 50 | 1.00 | yes | 80, at the end 95 |",
     ]
     assert "NO" in markdown({**RECORD, "runs": [PLAIN, {**RAY, "same_text": False}]})

@@ -70,6 +70,15 @@ def test_a_divergence_has_a_limit(precision: Precision) -> None:
         assert [failure.split(" is ")[0] for failure in report.failures] == ["the mean KL divergence"]
 
 
+def test_few_outputs_may_be_those_of_a_narrower_beam() -> None:
+    """A runtime whose beam is always too narrow loses nothing against a narrower beam."""
+    for count, passes in ((0, True), (3, True), (4, False), (16, False)):
+        narrower = [replace(divergence(number + 1, 0.0, is_tie=False), beam=2) for number in range(count)]
+        report = report_of("int8", sentences=16, identical=16 - count, divergences=narrower)
+        assert (report.narrower, report.passed) == (count, passes), report.failures
+        assert report.summary()["narrower"] == count
+
+
 def test_report_of_nothing_does_not_pass() -> None:
     for precision in LIMITS:
         assert not ParityReport("x", precision, LIMITS[precision], 1).passed
