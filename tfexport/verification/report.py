@@ -48,9 +48,6 @@ activations change some outputs, and one changed token changes the rest of its s
 these changes. On a tutorial model and real text the best token is the same at 99.97 % of the steps in float16, 99.74 % in
 bfloat16, 99.3 % in int8 and 96.4 % in int4. docs/decisions/rounding.md has the reasons for the losses."""
 
-NARROWER = 0.05
-"""The share of sentences whose output may be that of a narrower beam, below float32."""
-
 
 @dataclass
 class Errors(Rounding):
@@ -248,9 +245,9 @@ class ParityReport:
 
     @property
     def most_narrower(self) -> int:
-        """The largest of these numbers that passes: a share of the sentences and three standard deviations of a sample of
-        this size. A runtime whose beam is always too narrow has more."""
-        share = NARROWER * self.sentences
+        """The largest of these numbers that passes: the share of steps that may have another best token, of the sentences,
+        and three standard deviations of a sample of this size. A runtime whose beam is always too narrow has more."""
+        share = (1 - self.limits.top1) * self.sentences
         return math.floor(share + 3 * math.sqrt(share))
 
     @property
