@@ -22,6 +22,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
+from benchmarks.load import Memory
 from benchmarks.report import machine
 from benchmarks.tables import table
 
@@ -29,20 +30,12 @@ RESULTS = Path(__file__).parent / "results"
 SHARDS = 200
 INTERVAL = 2.0
 """Seconds between two samples."""
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 WORKERS, ACTORS, NODES = "2 workers of decode", "2 actors of corpus", "2 actors on 2 nodes"
 
 
 def pss_mib(pids: Iterable[int]) -> float:
     """Memory of processes in MiB; what several of them share counts once."""
-    kib = 0
-    for pid in pids:
-        try:
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
-        except OSError:  # it has ended
-            continue
-        kib += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return kib / 1024
+    return sum(memory.pss for pid in pids if (memory := Memory.of(pid)) is not None)
 
 
 def watched(
@@ -77,7 +70,7 @@ def measure(bundle: Path, lines: Sequence[str], precision: str) -> list[dict[str
     import pyarrow.parquet as parquet
 
     from fuzz.processes import descendants
-    from fuzz.ray_nodes import Nodes
+    from fuzz.ray_nodes import ENVIRONMENT, Nodes
 
     rows_per_shard = -(-len(lines) // SHARDS)
     root = str(Path(__file__).resolve().parent.parent)

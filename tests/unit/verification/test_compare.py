@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
 from tfexport.decoding.search import SearchOptions
+from tfexport.verification import compare
 from tfexport.verification.compare import loss_per_token
+from tfexport.verification.report import Divergence
 
 
 def test_greedy_outputs_are_compared_by_the_mean_of_a_token() -> None:
@@ -38,3 +43,19 @@ def test_a_short_output_that_rounding_removes_from_the_beam_costs_no_more_than_i
     options = SearchOptions(beam=4, length_penalty=0.0)
     own, theirs = np.array([-1.0]), np.full(24, -0.5)
     assert loss_per_token(options, own, theirs) == pytest.approx(11 / 24)
+
+
+@pytest.mark.parametrize(("narrower", "loss", "beam"), [(-0.9, 0.1, 1), (-1.5, 0.0, 1), (-0.25, 0.5, None)])
+def test_an_output_that_beats_a_narrower_beam_gains_nothing(
+    narrower: float, loss: float, beam: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gain would make up for the losses of other sentences."""
+    found = SimpleNamespace(log_probs=lambda row: np.full(4, -1.0))
+    alone: Any = SimpleNamespace(of=lambda *arguments: SimpleNamespace(log_probs=lambda row: np.full(4, narrower)))
+    memory: Any = SimpleNamespace(sources=[[4]])
+    monkeypatch.setattr(compare, "Memory", SimpleNamespace(of=lambda *arguments: memory))
+    monkeypatch.setattr(compare, "Along", alone)
+    monkeypatch.setattr(compare, "search", lambda *arguments: [[SimpleNamespace(ids=(5,))]])
+    divergences = [Divergence(1, 1, 5, 6, 0.0, ((5,), (6,)), 0.0, 0.5)]
+    compare._search_narrower(SimpleNamespace(), memory, found, divergences, SearchOptions(beam=2), 0.1)  # type: ignore[arg-type]
+    assert (divergences[0].loss, divergences[0].beam) == (pytest.approx(loss), beam)
