@@ -11,6 +11,8 @@ in the modules below:
     growth   a full cache is copied into the next larger bucket
     ahead    several steps in one launch, where the library has graphs that choose tokens (`launches.py`)
 
+What both kinds of state have in common is in `batch_state.py`.
+
 On a GPU, batch, source and cache sizes are rounded up to buckets, so that recorded graphs can be replayed. On a CPU
 only the cache is. A step allocates only if the cache grows, or if a reorder of beams needs a buffer that the pool does
 not have. Several threads may decode over one runtime: they take turns, call by call, because memory, bound tensors and

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from numpy.typing import NDArray
-
 from tfexport.contract import BEST
-from tfexport.runtimes.base import Ahead, Best, Continuations, FloatArray, IntArray, best_from_logits
+from tfexport.runtimes.base import Ahead, FloatArray, IntArray
+from tfexport.runtimes.batch_state import BatchState
 from tfexport.runtimes.device import Call, DeviceTensor, Mirror
 from tfexport.runtimes.device_pool import Mirrored, Region
 from tfexport.runtimes.launches import GreedyLaunch, slots_needed, tokens_needed
@@ -16,23 +13,21 @@ from tfexport.runtimes.sources import Sources
 from tfexport.runtimes.workspace import locked
 
 
-class RowState:
-    """A batch during decoding; `slots` are the places of its live sentences in the buffers."""
+class RowState(BatchState):
+    """A batch during decoding, with a cache for each row."""
+
+    _given_names = ("tokens", "position", "index")
 
     def __init__(
         self, sources: Sources, slots: Slots, cache: Region | None = None, filled: int = 0, *, attention: bool = False
     ):
-        self._sources, self._workspace, self._slots = sources, sources.workspace, slots
-        self.lock = self._workspace.lock
-        self._filled = filled
+        super().__init__(sources, slots, filled)
         self._reorder: IntArray | None = None
         """The rows that the rows of the next step continue, where the cache has them in another order."""
         config, graphs = self._workspace.config, self._workspace.graphs
-        self._batch = sources.batch
-        places = self._batch * slots.beam
+        places = self._batch * self._beam
         self._cache = cache or self._empty_cache(graphs.buckets.first_cache(sources.padded))
         self._steps: dict[DeviceTensor, Call] = {}  # the bound step graph for each buffer of the cache
-        self._begun: GreedyLaunch | None = None  # of the next `search_ahead`
         best = min(BEST, config.tgt_vocab_size)
         self._io = self._workspace.region(
             sources.lane,
@@ -45,19 +40,6 @@ class RowState:
             **self._attention_spec(places) if attention else {},
         )
         self._attention = self._workspace.mirror(self._io["attention"]) if attention else None
-        self._given = self._workspace.mirrored(self._io, "tokens", "position", "index")
-        self._best = self._workspace.mirrored(self._io, "best.log_probs", "best.ids")
-        self._logits: Mirror | None = None  # allocated at the first `step`: it may be large
-        self._given["tokens"][:] = config.bos_id  # read by empty places
-
-    @property
-    def rows(self) -> int:
-        return len(self._slots.rows)
-
-    @property
-    @locked
-    def cross(self) -> list[FloatArray]:
-        return self._sources.read(self._slots.places)
 
     def _attention_spec(self, places: int) -> dict[str, tuple[tuple[int, ...], str]]:
         config = self._workspace.config
@@ -70,39 +52,8 @@ class RowState:
         assert self._attention is not None, "encode was called without attention=True"
         return self._attention.array[:, self._slots.rows, :, : self._sources.length]
 
-    @locked
-    def step(self, tokens: IntArray) -> FloatArray:
-        """Logits [rows, vocab] after `tokens` [rows]."""
-        if self._logits is None:
-            self._logits = self._workspace.mirror(self._io["logits"])
-        self._run(tokens, self._logits)
-        return self._live_rows(self._logits.array)
-
-    @locked
-    def best(self, tokens: IntArray, count: int) -> Best:
-        """The `count` best tokens of each row after `tokens` [rows]; only they leave the device, up to `BEST`."""
-        if min(count, self._workspace.config.tgt_vocab_size) > BEST:
-            return best_from_logits(self.step(tokens), count)
-        self._run(tokens, self._best)
-        return Best(*(self._live_rows(self._best[name])[:, :count] for name in ("best.log_probs", "best.ids")))
-
-    @locked
-    def search_ahead(self, request: Ahead) -> Continuations:
-        """The best token of each row in each of the next steps."""
-        launch = self._begun or self._begin(request)
-        self._begun = None
-        found = launch.found(self._slots)
-        self._filled += len(found.tokens)
-        return found
-
-    @locked
-    def begin_ahead(self, request: Ahead, sentences: int) -> None:
-        """Begin the next `search_ahead`, unless these buffers could be left before it."""
-        if self._workspace.graphs.buckets.batch_after(self._batch, sentences, 1) == self._batch:
-            self._begun = self._begin(request)
-
     def _begin(self, request: Ahead) -> GreedyLaunch:
-        assert self._slots.beam == 1, "the rows of a beam would have to be gathered"
+        assert self._beam == 1, "the rows of a beam would have to be gathered"
         workspace = self._workspace
         if (slots := slots_needed(self._filled, workspace)) > self._cache["all"].shape[-2]:
             self._grow(slots)
@@ -141,24 +92,19 @@ class RowState:
         return self._workspace.gather(self._sources.lane, "cache", self._cache, self._io["index"])
 
     def _step_tensors(self) -> dict[str, DeviceTensor]:
-        """The buffers of this state by the names of the step graph; past and present are the same buffer."""
+        """The buffers of this state by the names of the step graph."""
         tensors = {name: tensor for name, tensor in self._io.tensors.items() if name != "index"}
-        cached = (self._workspace.named(kind, self._cache) for kind in ("past", "present"))
-        return {**tensors, **self._sources.tensors, **next(cached), **next(cached)}
+        return {**tensors, **self._inner_tensors()}
 
     def _bound_step(self) -> Call:
         size = self._cache["all"].shape[-2]
         step = self._workspace.graphs.step(size, attention=self._attention is not None)
         return self._workspace.call(step, self._step_tensors())
 
-    def _live_rows(self, array: NDArray[Any]) -> NDArray[Any]:
-        """The rows of the search, copied, because the next step overwrites the array of a mirror."""
-        return array[self._slots.rows]
-
     @locked
     def select(self, rows: IntArray) -> RowState:
         slots, parents = self._slots.select(rows)
-        batch = self._workspace.graphs.buckets.batch_after(self._batch, len(slots), slots.beam)
+        batch = self._workspace.graphs.buckets.batch_after(self._batch, len(slots), self._beam)
         if batch < self._batch:
             return self._smaller(batch, slots, parents)
         self._slots = slots
@@ -180,11 +126,11 @@ class RowState:
         sources = self._sources.gathered(sentences, index["sentences"])
         cache = workspace.gather(lane, "cache", self._cache, index["rows"])
         workspace.graphs.device.synchronize()
-        live = Slots.first(len(slots), slots.beam)
+        live = Slots.first(len(slots), self._beam)
         return RowState(sources, live, cache, self._filled, attention=self._attention is not None)
 
     def _empty_cache(self, size: int) -> Region:
-        return self._workspace.empty_cache(self._sources.lane, self._batch * self._slots.beam, size)
+        return self._workspace.empty_cache(self._sources.lane, self._batch * self._beam, size)
 
     def _grow(self, slots: int) -> None:
         """Continue in a cache with as many `slots`, or more."""

@@ -12,13 +12,12 @@ No slot is dropped: the caches of rows of their own would be as large.
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.contract import BEST
-from tfexport.runtimes.base import Ahead, Best, Continuations, FloatArray, IntArray, best_from_logits
+from tfexport.runtimes.base import Ahead, FloatArray, IntArray
+from tfexport.runtimes.batch_state import BatchState
 from tfexport.runtimes.device import DeviceTensor, Mirror
 from tfexport.runtimes.device_pool import Mirrored, Region
 from tfexport.runtimes.launches import BeamLaunch, slots_needed, tokens_needed
@@ -27,12 +26,14 @@ from tfexport.runtimes.sources import Sources
 from tfexport.runtimes.workspace import locked
 
 
-class SharedCacheState:
-    """A batch during decoding; `slots` are the places of its live sentences in the buffers.
+class SharedCacheState(BatchState):
+    """A batch during decoding, with a cache for each sentence.
 
     Args:
         mask: the slots that are the past of each row, [batch, 1, beam, cache]; None before the first step.
     """
+
+    _given_names = ("tokens", "position", "slot")
 
     def __init__(
         self,
@@ -42,9 +43,7 @@ class SharedCacheState:
         mask: NDArray[np.bool_] | None = None,
         filled: int = 0,
     ):
-        self._sources, self._workspace, self._slots = sources, sources.workspace, slots
-        self.lock = self._workspace.lock
-        self._batch, self._beam, self._filled = sources.batch, slots.beam, filled
+        super().__init__(sources, slots, filled)
         config, graphs = self._workspace.config, self._workspace.graphs
         rows, grid = self._batch * self._beam, (self._batch, self._beam)
         steps = graphs.buckets.first_cache(sources.padded)
@@ -59,9 +58,6 @@ class SharedCacheState:
             **{"best.log_probs": ((rows, best), "float32"), "best.ids": ((rows, best), "int64")},
             logits=((rows, config.tgt_vocab_size), "float32"),
         )
-        self._logits: Mirror | None = None  # allocated at the first `step`: it may be large
-        self._begun: BeamLaunch | None = None
-        """Of the next `search_ahead`."""
         self._use_masks(mask)
 
     def _use_masks(self, mask: NDArray[np.bool_] | None) -> None:
@@ -76,16 +72,6 @@ class SharedCacheState:
             self._mask.array[..., : mask.shape[3]] = mask
         self._see_own()
 
-    @cached_property
-    def _given(self) -> Mirrored:
-        found = self._workspace.mirrored(self._io, "tokens", "position", "slot")
-        found["tokens"][:] = self._workspace.config.bos_id  # read by empty places
-        return found
-
-    @cached_property
-    def _best(self) -> Mirrored:
-        return self._workspace.mirrored(self._io, "best.log_probs", "best.ids")
-
     def _see_own(self) -> None:
         """Let each row see the slot of its next token."""
         slot = self._filled * self._beam
@@ -94,33 +80,8 @@ class SharedCacheState:
             self._mask.array[:, 0, hypotheses, slot + hypotheses] = True
 
     @property
-    def rows(self) -> int:
-        return len(self._slots.rows)
-
-    @property
-    @locked
-    def cross(self) -> list[FloatArray]:
-        return self._sources.read(self._slots.places)
-
-    @property
     def attention(self) -> FloatArray:
         raise NotImplementedError("steps with a shared cache tell no attention")
-
-    @locked
-    def step(self, tokens: IntArray) -> FloatArray:
-        """Logits [rows, vocab] after `tokens` [rows]."""
-        if self._logits is None:
-            self._logits = self._workspace.mirror(self._io["logits"])
-        self._run(tokens, self._logits)
-        return self._logits.array[self._slots.rows]
-
-    @locked
-    def best(self, tokens: IntArray, count: int) -> Best:
-        """The `count` best tokens of each row after `tokens` [rows]; only they leave the device, up to `BEST`."""
-        if min(count, self._workspace.config.tgt_vocab_size) > BEST:
-            return best_from_logits(self.step(tokens), count)
-        self._run(tokens, self._best)
-        return Best(*(self._best[name][self._slots.rows, :count] for name in ("best.log_probs", "best.ids")))
 
     def _run(self, tokens: IntArray, results: Mirror | Mirrored) -> None:
         if (self._filled + 1) * self._beam > self._cache["all"].shape[-2]:
@@ -138,25 +99,8 @@ class SharedCacheState:
         self._see_own()
 
     def _step_tensors(self) -> dict[str, DeviceTensor]:
-        """The buffers of this state by the names of the step graph; past and present are the same buffer."""
-        cached = (self._workspace.named(kind, self._cache) for kind in ("past", "present"))
-        mask = {"mask": self._masks["mask"]}
-        return {**self._io.tensors, **self._sources.tensors, **mask, **next(cached), **next(cached)}
-
-    @locked
-    def search_ahead(self, request: Ahead) -> Continuations:
-        """The best continuations of each sentence in each of the next steps."""
-        launch = self._begun or self._begin(request)
-        self._begun = None
-        found = launch.found(self._slots)
-        self._filled += len(found.tokens)
-        return found
-
-    @locked
-    def begin_ahead(self, request: Ahead, sentences: int) -> None:
-        """Begin the next `search_ahead`, unless these buffers could be left before it."""
-        if self._workspace.graphs.buckets.batch_after(self._batch, sentences, self._beam) == self._batch:
-            self._begun = self._begin(request)
+        """The buffers of this state by the names of the step graph."""
+        return {**self._io.tensors, "mask": self._masks["mask"], **self._inner_tensors()}
 
     def _begin(self, request: Ahead) -> BeamLaunch:
         workspace = self._workspace

@@ -1,0 +1,101 @@
+"""What a batch in fixed buffers does however its rows keep their caches: steps, one by one or several in one launch."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import ClassVar
+
+from tfexport.contract import BEST
+from tfexport.runtimes.base import Ahead, Best, Continuations, FloatArray, IntArray, best_from_logits
+from tfexport.runtimes.device import DeviceTensor, Mirror
+from tfexport.runtimes.device_pool import Mirrored, Region
+from tfexport.runtimes.launches import BeamLaunch, GreedyLaunch
+from tfexport.runtimes.slots import Slots
+from tfexport.runtimes.sources import Sources
+from tfexport.runtimes.workspace import locked
+
+
+class BatchState:
+    """A batch during decoding; `slots` are the places of its live sentences in the buffers.
+
+    A subclass makes the buffers of a step, `_io`, and the cache, and says how a step and a launch run.
+    """
+
+    _given_names: ClassVar[tuple[str, ...]]
+    """The tensors of `_io` that the host writes before each step. They lie one after the other."""
+    _io: Region
+    _cache: Region
+
+    def __init__(self, sources: Sources, slots: Slots, filled: int):
+        self._sources, self._workspace, self._slots = sources, sources.workspace, slots
+        self.lock = self._workspace.lock
+        self._batch, self._beam, self._filled = sources.batch, slots.beam, filled
+        self._begun: GreedyLaunch | BeamLaunch | None = None
+        """Of the next `search_ahead`."""
+
+    @property
+    def rows(self) -> int:
+        return len(self._slots.rows)
+
+    @property
+    @locked
+    def cross(self) -> list[FloatArray]:
+        return self._sources.read(self._slots.places)
+
+    @locked
+    def step(self, tokens: IntArray) -> FloatArray:
+        """Logits [rows, vocab] after `tokens` [rows]."""
+        self._run(tokens, self._logits)
+        logits: FloatArray = self._logits.array[self._slots.rows]  # a copy: the next step overwrites the mirror
+        return logits
+
+    @locked
+    def best(self, tokens: IntArray, count: int) -> Best:
+        """The `count` best tokens of each row after `tokens` [rows]; only they leave the device, up to `BEST`."""
+        if min(count, self._workspace.config.tgt_vocab_size) > BEST:
+            return best_from_logits(self.step(tokens), count)
+        self._run(tokens, self._best)
+        return Best(*(self._best[name][self._slots.rows][:, :count] for name in self._best.names))
+
+    @locked
+    def search_ahead(self, request: Ahead) -> Continuations:
+        """The best continuations of each sentence in each of the next steps."""
+        launch = self._begun or self._begin(request)
+        self._begun = None
+        found = launch.found(self._slots)
+        self._filled += len(found.tokens)
+        return found
+
+    @locked
+    def begin_ahead(self, request: Ahead, sentences: int) -> None:
+        """Begin the next `search_ahead`, unless these buffers could be left before it."""
+        if self._workspace.graphs.buckets.batch_after(self._batch, sentences, self._beam) == self._batch:
+            self._begun = self._begin(request)
+
+    def _run(self, tokens: IntArray, results: Mirror | Mirrored) -> None:
+        """Make a step after `tokens` [rows], wait for it, and copy `results` to the host."""
+        raise NotImplementedError
+
+    def _begin(self, request: Ahead) -> GreedyLaunch | BeamLaunch:
+        """Begin a launch."""
+        raise NotImplementedError
+
+    def _inner_tensors(self) -> dict[str, DeviceTensor]:
+        """The sources and the cache by the names of the step graph; past and present are the same buffer."""
+        past, present = (self._workspace.named(kind, self._cache) for kind in ("past", "present"))
+        return {**self._sources.tensors, **past, **present}
+
+    @cached_property
+    def _given(self) -> Mirrored:
+        found = self._workspace.mirrored(self._io, *self._given_names)
+        found["tokens"][:] = self._workspace.config.bos_id  # read by empty places
+        return found
+
+    @cached_property
+    def _best(self) -> Mirrored:
+        return self._workspace.mirrored(self._io, "best.log_probs", "best.ids")
+
+    @cached_property
+    def _logits(self) -> Mirror:
+        """Allocated at the first `step`: it may be large."""
+        return self._workspace.mirror(self._io["logits"])
