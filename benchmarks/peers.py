@@ -15,7 +15,16 @@ from tfexport.contract import Precision
 from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import TfexportError
 from tfexport.runtimes import load_runtime
-from tfexport.runtimes.base import BaseRuntime, Best, FloatArray, IntArray, Runtime
+from tfexport.runtimes.base import (
+    Ahead,
+    BaseRuntime,
+    Best,
+    Capabilities,
+    Continuations,
+    FloatArray,
+    IntArray,
+    Runtime,
+)
 
 NAMES = {
     "cuda": ("torch-cuda", "torch-cuda-compiled", "ort-cuda", "tensorrt", "hugging-face", "ctranslate2"),
@@ -48,9 +57,10 @@ class Peer(Protocol):
 
 
 class Timed(BaseRuntime):
-    """A runtime that notes how long each `best` takes, from tokens on the host to the best tokens on the host.
+    """A runtime that notes how long each step takes, from tokens on the host to the best tokens on the host.
 
-    A reorder of beams that was enqueued before it is waited for in it.
+    A reorder of beams that was enqueued before it is waited for in it. Steps that the runtime makes by itself take equal
+    parts of the time between their begin and their results.
     """
 
     def __init__(self, runtime: Runtime[Any]):
@@ -58,8 +68,16 @@ class Timed(BaseRuntime):
         self.name, self.config, self.precision = runtime.name, runtime.config, runtime.precision
         self.capacity = runtime.capacity
         self.seconds: list[float] = []
+        self._begun: float | None = None  # when the next steps of `search_ahead` began
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of a search on a GPU, so that what is measured is what decodes."""
+        own = self._runtime.capabilities
+        return Capabilities(greedy_ahead=own.greedy_ahead, beam_ahead=own.beam_ahead)
 
     def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> Any:
+        self._begun = None
         return self._runtime.encode(src_ids, src_len, beam=beam, attention=attention)
 
     def step(self, state: Any, tokens: IntArray) -> tuple[FloatArray, Any]:
@@ -70,6 +88,18 @@ class Timed(BaseRuntime):
         result = self._runtime.best(state, tokens, count)
         self.seconds.append(time.perf_counter() - start)
         return result
+
+    def search_ahead(self, state: Any, request: Ahead) -> tuple[Continuations, Any]:
+        start = time.perf_counter() if self._begun is None else self._begun
+        self._begun = None
+        found, state = self._runtime.search_ahead(state, request)
+        steps = len(found.tokens)
+        self.seconds += [(time.perf_counter() - start) / steps] * steps
+        return found, state
+
+    def begin_ahead(self, state: Any, request: Ahead, sentences: int) -> None:
+        self._begun = time.perf_counter()
+        self._runtime.begin_ahead(state, request, sentences)
 
 
 class RuntimePeer:

@@ -118,9 +118,9 @@ def _benchmark(rows: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) ->
         f"Every sentence is decoded to exactly {options['tokens']} tokens. {options['repeats']} repeats after "
         f"{options['warmup']} for warm-up, round robin over the runtimes of a precision; median, and 10th to 90th "
         "percentile in brackets. Tokens are those of the best hypothesis; their rate is that of the whole search, encoder "
-        "included. A step is the time from tokens on the host to the best tokens on the host. The ratio is that of the "
-        f"rates in the same round, to {options['runtimes'][0]} in the same precision. `hugging-face` computes its output "
-        "projection in the precision too, the others in float32.",
+        "included. A step is the time from tokens on the host to the best tokens on the host; of steps that a runtime makes "
+        f"by itself, their mean. The ratio is that of the rates in the same round, to {options['runtimes'][0]} in the same "
+        "precision. `hugging-face` computes its output projection in the precision too, the others in float32.",
         "",
         "Memory: `alloc` is the peak that PyTorch's allocator gave out, `free` how far the free GPU memory fell, both "
         "since before the runtime was loaded; earlier settings of the same runtime are in it.",

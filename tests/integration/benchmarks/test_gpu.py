@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from benchmarks import agreement, converters, gpu, hugging_face, peers, timing
+from tests.support.ahead import ahead_runtime, on_host
 from tests.support.paths import ROOT
 from tests.support.tiny import SRC_VOCAB
 from tfexport.bundle.reader import Bundle, open_bundle
@@ -29,6 +30,7 @@ from tfexport.errors import EngineError, RuntimeUnavailable, TfexportError
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes import pytorch_in_place
 from tfexport.runtimes.base import FloatArray, IntArray
+from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.verification.parity import random_sources
 
@@ -330,6 +332,7 @@ class Altered:
         self._runtime, self._change = runtime, change
         self.name, self.config, self.precision = runtime.name, runtime.config, runtime.precision
         self.encode, self.best, self.capacity = runtime.encode, runtime.best, runtime.capacity
+        self.capabilities = runtime.capabilities
 
     def step(self, state: Any, tokens: IntArray) -> tuple[FloatArray, Any]:
         logits, state = self._runtime.step(state, tokens)
@@ -376,6 +379,26 @@ def test_every_output_has_the_length_asked_for(bundle: Bundle, beam: int) -> Non
     assert {len(ids) for ids in free} != {9}
     assert {len(ids) for ids in peer.decode(setting.sources, setting.options)} == {9}
     assert len(peer.steps) == 9
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_runtime_that_searches_ahead_is_measured_so(tiny_bundle: Path, tmp_path: Path, beam: int) -> None:
+    runtime = ahead_runtime(tiny_bundle, tmp_path, Buckets((24,), (4,), (20,)))
+    launches: list[int] = []
+    search_ahead = runtime.search_ahead
+
+    def noted(state: Any, request: Any) -> Any:
+        found = search_ahead(state, request)
+        launches.append(len(found[0].tokens))
+        return found
+
+    runtime.search_ahead = noted  # type: ignore[method-assign]
+    setting = timing.Setting(random_sources(runtime.config, 3), beam, tokens=16)
+    peer = peers.RuntimePeer("ahead", runtime)
+    outputs = peer.decode(setting.sources, setting.options)
+    assert launches == [8, 8]
+    assert len(peer.steps) == 16
+    assert outputs == [found[0].ids for found in on_host(runtime, setting.sources, setting.options)]
 
 
 BASE = {
