@@ -32,7 +32,7 @@ class Span(NamedTuple):
 
     @property
     def to_host(self) -> bool:
-        """Whether it is a copy to the host, which ends a step: the host waits for the best tokens."""
+        """Whether it is a copy to the host, for which the host waits: it ends a step, or several that were made at once."""
         return "DtoH" in self.name or "Device-to-Host" in self.name
 
 
@@ -54,8 +54,8 @@ def from_nsys(text: str) -> list[Span]:
     return sorted(found, key=lambda span: span.start)
 
 
-def steps_of(spans: Sequence[Span]) -> list[list[Span]]:
-    """The spans of each step, which ends with its copy to the host.
+def launches_of(spans: Sequence[Span]) -> list[list[Span]]:
+    """The spans of each step, or of the steps that were made at once, which end with their copy to the host.
 
     What comes before the first such copy has the encoder in it and is left out; so is what follows the last one.
     """
@@ -67,25 +67,34 @@ def steps_of(spans: Sequence[Span]) -> list[list[Span]]:
     return groups[1:-1]
 
 
-def about(spans: Sequence[Span]) -> dict[str, Any] | None:
-    """Medians over the steps of a decode, in microseconds; None where no step can be told from another."""
-    steps = steps_of(spans)
-    if not steps:
+def about(spans: Sequence[Span], *, at_once: int = 1) -> dict[str, Any] | None:
+    """Medians over the steps of a decode, in microseconds; None where no step can be told from another.
+
+    Args:
+        at_once: steps that end with one copy to the host. What they take in all is divided by their number.
+    """
+    launches = launches_of(spans)
+    if not launches:
         return None
-    inner = [[max(0.0, after.start - before.end) for before, after in itertools.pairwise(s)] for s in steps]
-    between = [after[0].start - before[-1].end for before, after in itertools.pairwise(steps)]
-    durations = [span.duration for step in steps for span in step]
-    gaps = [gap for step in inner for gap in step]
+
+    def of_step(values: Iterable[float]) -> float:
+        return statistics.median(values) / at_once
+
+    inner = [[max(0.0, after.start - before.end) for before, after in itertools.pairwise(one)] for one in launches]
+    between = [after[0].start - before[-1].end for before, after in itertools.pairwise(launches)]
+    durations = [span.duration for launch in launches for span in launch]
+    gaps = [gap for launch in inner for gap in launch]
     return {
-        "steps": len(steps),
-        "nodes": statistics.median(len(step) for step in steps),
-        "step_us": statistics.median(step[-1].end - step[0].start for step in steps),
-        "busy_us": statistics.median(sum(span.duration for span in step) for step in steps),
+        "steps": len(launches) * at_once,
+        "at_once": at_once,
+        "nodes": of_step(len(launch) for launch in launches),
+        "step_us": of_step(launch[-1].end - launch[0].start for launch in launches),
+        "busy_us": of_step(sum(span.duration for span in launch) for launch in launches),
         "node_us": statistics.median(durations),
         "gap_us": statistics.median(gaps) if gaps else None,
-        "gaps_us": statistics.median(sum(step) for step in inner),
-        "host_us": statistics.median(between) if between else None,
-        "kernels": _kernels(steps),
+        "gaps_us": of_step(sum(launch) for launch in inner),
+        "host_us": of_step(between) if between else None,
+        "kernels": _kernels(launches, at_once),
     }
 
 
@@ -98,16 +107,16 @@ def whole(spans: Sequence[Span], tokens: int) -> dict[str, float]:
     }
 
 
-def _kernels(steps: Sequence[Sequence[Span]]) -> list[dict[str, Any]]:
+def _kernels(launches: Sequence[Sequence[Span]], at_once: int) -> list[dict[str, Any]]:
     """The kernels that take most time, with runs and microseconds a step."""
     times: dict[str, float] = defaultdict(float)
     counts: Counter[str] = Counter()
-    for step in steps:
-        for span in step:
+    for launch in launches:
+        for span in launch:
             times[span.name] += span.duration
             counts[span.name] += 1
     first = sorted(times, key=lambda name: -times[name])[:MOST_NAMES]
-    each = len(steps)
+    each = len(launches) * at_once
     return [{"name": n[:LONGEST_NAME], "a_step": counts[n] / each, "us_a_step": times[n] / each} for n in first]
 
 

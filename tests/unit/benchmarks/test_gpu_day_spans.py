@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_day.spans import Span, about, attention_kernels, from_nsys, from_torch, steps_of, whole
+from benchmarks.gpu_day.spans import Span, about, attention_kernels, from_nsys, from_torch, launches_of, whole
 
 NSYS = """Generating SQLite file
 Processing [x.sqlite] with [cuda_gpu_trace.py]...
@@ -31,7 +31,7 @@ def step(start: float) -> list[Span]:
 def test_a_step_ends_with_its_copy_to_the_host() -> None:
     first = [Span("encoder", 0.0, 50.0), *step(60)]
     last = [Span("reorder", 400.0, 1.0)]
-    assert steps_of([*first, *step(100), *step(130), *last]) == [step(100), step(130)]
+    assert launches_of([*first, *step(100), *step(130), *last]) == [step(100), step(130)]
 
 
 def test_medians_of_a_step() -> None:
@@ -41,6 +41,19 @@ def test_medians_of_a_step() -> None:
     assert (found["step_us"], found["busy_us"], found["host_us"]) == (12, 9, 18)
     assert (found["node_us"], found["gap_us"], found["gaps_us"]) == (3, 1.5, 3)
     assert found["kernels"][0] == {"name": "flash_fwd", "a_step": 1, "us_a_step": 5}
+
+
+def test_steps_that_were_made_at_once_are_told_one_by_one() -> None:
+    """Two steps of two kernels each end with one copy to the host."""
+
+    def launch(start: float) -> list[Span]:
+        return [*(Span("gemm", start + 4 * number, 3.0) for number in range(4)), Span("Memcpy DtoH", start + 16, 1.0)]
+
+    found = about([*launch(0), *launch(100), *launch(130), *launch(160)], at_once=2)
+    assert found is not None
+    assert (found["steps"], found["nodes"], found["node_us"], found["gap_us"]) == (6, 2.5, 3, 1)
+    assert (found["step_us"], found["busy_us"], found["gaps_us"], found["host_us"]) == (8.5, 6.5, 2, 6.5)
+    assert found["kernels"][0] == {"name": "gemm", "a_step": 2, "us_a_step": 6}
 
 
 def test_a_decode_is_told_by_the_token() -> None:
