@@ -7,6 +7,7 @@ On the host all work is done at once, and a `Mirror` is the memory itself.
 from __future__ import annotations
 
 import ctypes
+import logging
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -17,6 +18,9 @@ from numpy.typing import NDArray
 from tfexport.contract import ALIGNMENT, ITEM_SIZES
 
 Call = Callable[[], None]
+
+ATTEMPTS = 2
+"""To record work. A library may allocate in a run that is recorded, which CUDA refuses; the next run need not."""
 
 
 class DeviceTensor(NamedTuple):
@@ -155,3 +159,9 @@ def to_float32(array: NDArray[Any]) -> NDArray[np.float32]:
     if array.dtype == np.uint16:  # bfloat16 is the upper half of a float32
         return (array.astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float32)
+
+
+def warn_unrecorded(what: str, error: Exception | str) -> None:
+    """Tell that `what` costs more host time in each step."""
+    reason = str(error).splitlines()[0]
+    logging.getLogger(__name__).warning("warning: %s is not recorded as a CUDA graph: %s", what, reason)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from tfexport.contract import Role
-from tfexport.runtimes.device import Call, Device
+from tfexport.runtimes.device import Call, Device, warn_unrecorded
 from tfexport.runtimes.workspace import Executable
 
 
@@ -31,7 +30,7 @@ class DeviceSearch:
     def __init__(self, device: Device, load: Callable[[Role], Recordable], steps: Callable[[], Iterable[Recordable]]):
         self._device, self._load, self._steps = device, load, steps
         self._loaded: dict[Role, Recordable] = {}
-        self._refused = False
+        self._is_told = False  # that a launch is not recorded
 
     def _graph(self, role: Role) -> Recordable:
         if role not in self._loaded:  # at the first search that needs it
@@ -50,17 +49,14 @@ class DeviceSearch:
     def best_tokens(self) -> Executable:
         return self._graph("best_tokens")
 
-    def record(self, work: Call) -> Call | None:
+    def record(self, work: Call, *, is_last: bool) -> Call | None:
         """`work` as one recording; None where a graph has nodes that do not run on the device, or where it is refused."""
         if not all(graph.records for graph in (*self._steps(), *self._loaded.values())):
             return None
         try:
             return self._device.capture(work)
         except Exception as error:  # the libraries' errors have no common base
-            if self._refused:
-                reason = str(error).splitlines()[0]
-                logging.getLogger(__name__).warning(
-                    "warning: a launch of several steps is not recorded as a CUDA graph: %s", reason
-                )
-            self._refused = True
+            if is_last and not self._is_told:
+                warn_unrecorded("a launch of several steps", error)
+                self._is_told = True
             return None

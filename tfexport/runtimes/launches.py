@@ -20,13 +20,10 @@ from numpy.typing import NDArray
 
 from tfexport.contract import ALIGNMENT, BEST, ITEM_SIZES
 from tfexport.runtimes.base import AHEAD, Ahead, Continuations
-from tfexport.runtimes.device import Call, DeviceTensor
+from tfexport.runtimes.device import ATTEMPTS, Call, DeviceTensor
 from tfexport.runtimes.device_pool import Lane, Mirrored
 from tfexport.runtimes.slots import Slots
 from tfexport.runtimes.workspace import Executable, SearchGraphs, Workspace
-
-ATTEMPTS = 2
-"""To record a launch. A library may allocate in a run that is recorded, which CUDA refuses; the next run need not."""
 
 STEPS = np.arange(AHEAD)[:, None]
 
@@ -76,7 +73,7 @@ class Recording:
 
     def __call__(self) -> None:
         if self._recorded is None and 0 < self._runs <= ATTEMPTS:
-            self._recorded = self._graphs.record(self._work)
+            self._recorded = self._graphs.record(self._work, is_last=self._runs == ATTEMPTS)
         self._runs += 1
         (self._recorded or self._work)()
 

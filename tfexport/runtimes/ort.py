@@ -20,7 +20,7 @@ from tfexport.graph_contract import SEARCH_GRAPHS
 from tfexport.runtimes import cuda_provider
 from tfexport.runtimes.base import Capacity, FloatArray, IntArray
 from tfexport.runtimes.buckets import CACHE_BLOCK, Buckets, cpu_buckets, cuda_buckets
-from tfexport.runtimes.device import Call, Device, DeviceTensor, HostDevice
+from tfexport.runtimes.device import ATTEMPTS, Call, Device, DeviceTensor, HostDevice, warn_unrecorded
 from tfexport.runtimes.device_search import DeviceSearch
 from tfexport.runtimes.loop import LoopRuntime
 from tfexport.system.imports import import_failure
@@ -34,9 +34,6 @@ SWITCH = "TFEXPORT_CUDA_GRAPHS"
 RECORDERS = ("tfexport", "onnxruntime", "none")
 """Values of the environment variable `TFEXPORT_CUDA_GRAPHS`: who records CUDA graphs. ONNX Runtime keeps its graphs for each
 calling thread, so every new thread would record again, and nothing of it is freed before the session."""
-
-ATTEMPTS = 2
-"""To record a graph. ONNX Runtime may allocate in a run that is recorded, which CUDA refuses; the next run need not."""
 
 DISABLED_OPTIMIZERS = ["SkipLayerNormFusion"]
 """Fusions of ONNX Runtime that are slower on its CPU provider: on 128 rows of 256 numbers its SkipLayerNormalization takes
@@ -248,7 +245,7 @@ class OrtExecutable:
                 return self._device.capture(call)
             except Exception as error:  # the library's errors have no common base
                 if attempt == ATTEMPTS - 1:
-                    _warn_unrecorded(self._graph.name, str(error).splitlines()[0])
+                    warn_unrecorded(self._graph.name, error)
         self._record = False
         return call
 
@@ -281,10 +278,6 @@ def _recorder() -> str:
     if found not in RECORDERS:
         raise RuntimeUnavailable(f"{SWITCH} is {found!r}. Set it to one of: {', '.join(RECORDERS)}; or unset it.")
     return found
-
-
-def _warn_unrecorded(what: str, reason: str) -> None:
-    logging.getLogger(__name__).warning("warning: %s is not recorded as a CUDA graph: %s", what, reason)
 
 
 def report_fallbacks(graph: Path, session: onnxruntime.InferenceSession, provider: str) -> list[str]:
@@ -359,7 +352,7 @@ def _session(
         if device.name == "cuda" and record:
             # It refuses to record a graph with a node that does not run on the GPU. Then the graph runs unrecorded, and
             # `report_fallbacks` reports the node.
-            _warn_unrecorded(graph.name, first)
+            warn_unrecorded(graph.name, error)
             return _session(graph, device, threads, record=False, tf32=tf32)
         raise BundleError(f"ONNX Runtime cannot load {graph}: {first} Export again, or upgrade onnxruntime.") from error
     session.disable_fallback()  # or it would change to another provider after a failure

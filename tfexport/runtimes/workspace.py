@@ -46,8 +46,12 @@ class SearchGraphs(Protocol):
     @property
     def best_tokens(self) -> Executable: ...
 
-    def record(self, work: Call) -> Call | None:
-        """A call that does `work`, which has run before, with less host time; None where it cannot be recorded."""
+    def record(self, work: Call, *, is_last: bool) -> Call | None:
+        """A call that does `work`, which has run before, with less host time; None where it cannot be recorded.
+
+        Args:
+            is_last: there will be no other attempt for this work.
+        """
         ...
 
 
