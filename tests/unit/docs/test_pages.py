@@ -181,3 +181,13 @@ def test_classes_and_operators_that_are_named_are_in_the_source() -> None:
     for page in (DOCS / "how-it-works").glob("*.md"):
         for name in re.findall(r"`([A-Z][a-z]+[A-Z]\w+)`", text_of(page)):
             assert re.search(rf"\b{name}\b", source), (page.name, name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_boxes_have_their_text_in_lines_of_their_own(page: Path) -> None:
+    """Anything else in the line of the kind, but for a quoted title, makes a paragraph of a box."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+        if line.startswith("!!!"):
+            assert re.fullmatch(r'!!! [\w-]+( ".*")?', line)
+            assert re.match(" {4}[^ ]", after)
