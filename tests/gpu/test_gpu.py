@@ -216,6 +216,24 @@ def test_no_step_takes_memory_and_known_shapes_take_none_again(
     assert all(np.array_equal(one, other) for one, other in zip(first, again, strict=True))
 
 
+@pytest.mark.parametrize("beam", [1, 4])
+def test_steps_made_at_once_find_what_single_steps_find(
+    runtime: Runtime[Any], sources: list[list[int]], beam: int
+) -> None:
+    """Three times: launches are recorded the second time, and replayed the third."""
+    capabilities = runtime.capabilities
+    if not (capabilities.greedy_ahead if beam == 1 else capabilities.beam_ahead):
+        pytest.skip(f"{runtime.name} makes no steps at once")
+    from tests.support.ahead import on_host  # it imports ONNX Runtime, which the others need not have
+
+    options = SearchOptions(beam=beam, nbest=beam, max_length=64)
+    wanted = on_host(runtime, sources[:8], options)  # as many as stay in buffers of one size
+    for _ in range(3):
+        for one, other in zip(search(runtime, sources[:8], options), wanted, strict=True):
+            assert [h.ids for h in one] == [h.ids for h in other]
+            assert [h.score for h in one] == pytest.approx([h.score for h in other], abs=1e-4)
+
+
 @pytest.mark.parametrize("precision", FLOATS)
 def test_no_node_of_ort_cuda_falls_back_to_the_cpu(
     bundle: Bundle, precision: str, caplog: pytest.LogCaptureFixture

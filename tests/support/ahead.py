@@ -16,6 +16,7 @@ from tfexport.decoding.search import Hypothesis, SearchOptions, search_steps
 from tfexport.graph_contract import SEARCH_GRAPHS
 from tfexport.graphs import portable
 from tfexport.graphs.stored_weights import StoredWeights
+from tfexport.runtimes.base import Runtime
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.device import Call, Device, DeviceTensor, HostDevice, host_array
 from tfexport.runtimes.device_search import DeviceSearch, Recordable
@@ -176,7 +177,7 @@ class LateExecutable:
         return lambda: self._device.enqueue(call)
 
 
-def on_host(runtime: LoopRuntime, sources: Sequence[Any], options: SearchOptions) -> list[list[Hypothesis]]:
+def on_host(runtime: Runtime[Any], sources: Sequence[Any], options: SearchOptions) -> list[list[Hypothesis]]:
     """What a search finds that sees each step."""
     steps = search_steps(runtime, sources, options)
     while True:
