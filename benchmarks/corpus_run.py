@@ -3,9 +3,15 @@
     python -m benchmarks.corpus_run BUNDLE TEXT --rows 1000000
     python -m benchmarks.corpus_run --render
 
-Three runs, one after the other: `tfexport decode` with two workers; `tfexport corpus` with two actors; and the same on a
-cluster of two nodes with a CPU each (`fuzz/ray_nodes.py`). Their texts have to be the same. Needs `tfexport[ray]`, and two
-cores that nothing else uses. Writes RESULTS/corpus_run.json, and the table and the plot, which come from it alone.
+Four runs, one after the other:
+
+1. `tfexport decode` with two workers, which writes text.
+2. The same with the scores that `tfexport corpus` writes too.
+3. `tfexport corpus` with two actors.
+4. The same on a cluster of two nodes with a CPU each (`fuzz/ray_nodes.py`).
+
+Their texts have to be the same. The benchmark needs `tfexport[ray]`, and two cores that nothing else uses. It writes
+RESULTS/corpus_run.json, and draws the table and the plot from it alone.
 """
 
 from __future__ import annotations
@@ -30,7 +36,8 @@ RESULTS = Path(__file__).parent / "results"
 SHARDS = 200
 INTERVAL = 2.0
 """Seconds between two samples."""
-WORKERS, ACTORS, NODES = "2 workers of decode", "2 actors of corpus", "2 actors on 2 nodes"
+WORKERS, SCORED = "2 workers of decode", "2 workers of decode, with scores"
+ACTORS, NODES = "2 actors of corpus, with scores", "2 actors on 2 nodes, with scores"
 
 
 def pss_mib(pids: Iterable[int]) -> float:
@@ -64,8 +71,13 @@ def texts_of(output: Path) -> list[str]:
     return found
 
 
+def _text(record: Mapping[str, Any]) -> str:
+    """The best text of a record of `decode`; empty for a line that was not decoded."""
+    return record["hypotheses"][0]["text"] if record["hypotheses"] else ""
+
+
 def measure(bundle: Path, lines: Sequence[str], precision: str) -> list[dict[str, Any]]:
-    """The three runs."""
+    """The four runs."""
     import pyarrow as arrow
     import pyarrow.parquet as parquet
 
@@ -94,6 +106,16 @@ def measure(bundle: Path, lines: Sequence[str], precision: str) -> list[dict[str
             runs = watched(driver, lambda: [driver.pid, *descendants(driver.pid)], lambda: None)
             found.append({"run": WORKERS, **runs})
             wanted = out.read_text(encoding="utf-8").splitlines()
+
+            out = folder / "scored"
+            scored = [*decode[: -len(own)], "--output-format", "jsonl", *own]
+            scored[scored.index("-o") + 1] = str(out)
+            driver_of_scored = subprocess.Popen(scored, env=environment, stderr=log)
+            pid = driver_of_scored.pid
+            runs = watched(driver_of_scored, lambda: [pid, *descendants(pid)], lambda: None)
+            with out.open(encoding="utf-8") as records:
+                texts = [_text(json.loads(record)) for record in records]
+            found.append({"run": SCORED, **runs, "same_text": texts == wanted})
 
             def corpus(output: Path, *more: str) -> list[str]:
                 given = ["-o", str(output), "--actors", "2", "--rows-per-shard", str(rows_per_shard), *more, *own]
@@ -173,9 +195,9 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(8, 6), layout="constrained")
-    for color, run in zip(("C7", "C0", "C1"), record["runs"], strict=True):
+    for color, run in zip(("C7", "k", "C0", "C1"), record["runs"], strict=True):
         seconds, rows, memory = zip(*run["samples"], strict=True)
-        if run["run"] == WORKERS:
+        if run["run"] in (WORKERS, SCORED):
             above.plot([0, run["seconds"]], [0, record["rows"] / 1e6], color=color, linestyle="--", label=run["run"])
         else:
             above.plot(seconds, [count / 1e6 for count in rows], color=color, label=run["run"])

@@ -80,7 +80,8 @@ class LineDecoder:
         live: bool = False,
         terms: Terminology | None = None,
         window: int | None = None,
-    ) -> Callable[[Iterable[bytes], InputFormat, TargetReader | None], Iterator[Translation]]:
+        told: Callable[[Result, Writer], Any] = translation_of,
+    ) -> Callable[[Iterable[bytes], InputFormat, TargetReader | None], Iterator[Any]]:
         """A function that decodes lines of a format, with all arguments checked.
 
         Args:
@@ -90,16 +91,17 @@ class LineDecoder:
             live: return each result without waiting for later lines.
             terms: the required and forbidden phrases.
             window: the number of lines that are read before the first is decoded; see `translate`.
+            told: what to return of a result, which may be less than all of it.
         """
         batches, others = self._batches(batch_size, workers, given)
         asked, options = self.search_of(begins, shortlist, others, terms)
 
-        def decode(lines: Iterable[bytes], format: InputFormat, outputs: TargetReader | None) -> Iterator[Translation]:
-            told = None if terms is None else terms.ready(format, options)
+        def decode(lines: Iterable[bytes], format: InputFormat, outputs: TargetReader | None) -> Iterator[Any]:
+            ready = None if terms is None else terms.ready(format, options)
             reader, writer = with_alignments(asked, Reader.of(self.bundle, format), Writer.of(self.bundle, "jsonl"))
             results = translate(
                 self.runtime,
-                replace(reader, tells_tokens=options.attention, terms=told),
+                replace(reader, tells_tokens=options.attention, terms=ready),
                 lines,
                 options,
                 window=window,
@@ -108,7 +110,7 @@ class LineDecoder:
                 live=live,
                 **batches,
             )
-            return (translation_of(finish(result), writer) for result in results)
+            return (told(finish(result), writer) for result in results)
 
         return decode
 

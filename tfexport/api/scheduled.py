@@ -163,7 +163,7 @@ class ScheduledModel:
             known, readable = read()
         found: Outputs = await service.decode(list(readable.values()), options, **more) if readable else []
         for (number, source), hypotheses in zip(readable.items(), found, strict=True):
-            known[number] = replace(result_of(number, hypotheses), source=source)
+            known[number] = result_of(number, hypotheses, source)
         return [known[number] for number in sorted(known)]
 
     def _scheduler(self) -> Service:

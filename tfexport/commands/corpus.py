@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -141,6 +141,8 @@ def _run(
     flags = {found.flag: getattr(columns, name) for name, found in declared(type(columns)).items()}
     found = inputs_of(inputs(source), flags)
     out = Output(Place.of(output), corpus.output_format or found[0].format)
+    if out.format == "text":
+        task = replace(task, options=task.kind.for_text(task.options))
     manifest = Manifest.of(task, corpus, found, out.format)
     counts: Counter[str] = Counter()
     with only_driver(out.folder, out.own) as check:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from tfexport.decoding.attention_trace import coverage
@@ -74,6 +74,7 @@ class Source:
     """Ids that every output begins with. Their log-probabilities count in its score."""
     most: int | None = None
     """The largest number of output tokens, in addition to the limits of the search."""
+    _: KW_ONLY
     least: int = 0
     """The smallest number of tokens before eos, in addition to that of the search."""
     candidates: IntArray | None = field(default=None, compare=False)

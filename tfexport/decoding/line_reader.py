@@ -224,7 +224,7 @@ class TargetReader:
             raise Unreadable("invalid_ids", f"the output's part continues after the end, id {config.eos_id}")
         if length > most:
             raise Unreadable("too_long", f"{length} ids of output, the model writes at most {most}")
-        return Source(ids, tuple(found), length if self.whole else None, line)
+        return Source(ids, tuple(found), length if self.whole else None, line=line)
 
     def ids(self, raw: bytes, part: str = "the output's part", *, is_inside: bool = False) -> list[int]:
         """The ids of a part of an output; empty for an empty part.

@@ -268,7 +268,7 @@ def translate(
         for decoded in batches:
             known, readable = under_way.popleft()
             sources = zip(readable.items(), decoded, strict=True)
-            known |= {number: replace(result_of(number, found), source=source) for (number, source), found in sources}
+            known |= {number: result_of(number, found, source) for (number, source), found in sources}
             yield from (known[number] for number in sorted(known))
     if failed:
         raise failed[0]
@@ -318,7 +318,7 @@ def read_window(
             raw, pieces = terms.divided(line.source) if terms else (line.source, ())
             ids = _within(capacity, reader.ids(raw))
             source = outputs.source(ids, line.begins, number) if outputs else Source(ids, line=number)
-            source = replace(source, tokens=reader.tokens(raw, ids))
+            source.tokens = reader.tokens(raw, ids)
             source = terms.applied(source, pieces, line.phrases) if terms else source
             readable[number] = shortlist.applied(source) if shortlist else source
         except Unreadable as problem:
@@ -340,12 +340,12 @@ def _within(capacity: Capacity, ids: list[int]) -> list[int]:
     return ids
 
 
-def result_of(number: int, hypotheses: list[Hypothesis]) -> Result:
+def result_of(number: int, hypotheses: list[Hypothesis], source: Source | None = None) -> Result:
     if missing := hypotheses[0].missing:
         named = ", ".join(repr(phrase.text or " ".join(map(str, phrase.ids))) for phrase in missing)
         message = f"the output lacks {named}: the length limit leaves no room for it, or a rule forbids it"
-        return Result(number, "phrases_missing", message, tuple(hypotheses))
+        return Result(number, "phrases_missing", message, tuple(hypotheses), source)
     if hypotheses[0].finished:
-        return Result(number, "ok", "", tuple(hypotheses))
+        return Result(number, "ok", "", tuple(hypotheses), source)
     message = f"ended by the limit of {len(hypotheses[0].ids)} tokens, not by the model: see --max-length"
-    return Result(number, "length_limit", message, tuple(hypotheses))
+    return Result(number, "length_limit", message, tuple(hypotheses), source)

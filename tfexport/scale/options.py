@@ -82,7 +82,8 @@ class ClassOptions(Options):
 class ActorOptions(Options):
     """How an actor computes."""
 
-    batch_size: int = option(32, minimum=1, maximum=MOST_AT_ONCE, help="Sentences in a batch.", panel=_CLUSTER)
+    # More than those of `decode`: nobody waits for a row, and lengths within a shard are close.
+    batch_size: int = option(64, minimum=1, maximum=MOST_AT_ONCE, help="Sentences in a batch.", panel=_CLUSTER)
     threads: int = option(
         1, minimum=1, maximum=256, help="CPU threads of each actor; Ray reserves as many CPUs.", panel=_CLUSTER
     )

@@ -52,6 +52,11 @@ class RowFunction(ABC):
             TfexportError: the bundle or an option cannot be used.
         """
 
+    @classmethod
+    def for_text(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The options of a run that writes text alone, and needs nothing that other formats have."""
+        return options
+
     @property
     @abstractmethod
     def added(self) -> Mapping[str, Kind]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 
 import tfexport
 from tests.support.tiny import SRC_VOCAB
+from tfexport.decoding.translate import Writer
 from tfexport.errors import TfexportError
 from tfexport.scale import Translator
+from tfexport.text.tokenizer_parts import PanicError
 
 LINES = [" ".join(f"de{4 + (n * 7 + place * 3) % (SRC_VOCAB - 4)}" for place in range(1 + n % 9)) for n in range(40)]
 SEARCH: dict[str, Any] = {"beam": 3, "max_length": 12}
@@ -74,6 +77,33 @@ def test_row_by_row_is_the_same_and_reads_no_further(translator: Translator, wan
         found.append(next(rows).found[0].text)
         assert read[-1] == number
     assert found == wanted
+
+
+@pytest.mark.parametrize("search", [{"max_length": 12}, SEARCH])
+def test_text_alone_is_the_same_and_greedy_search_has_no_scores(tiny_bundle: Path, search: dict[str, Any]) -> None:
+    plain, short = (Translator(tiny_bundle, **given) for given in (search, Translator.for_text(search)))
+    rows = list(plain.rows(LINES)), list(short.rows(LINES))
+    assert [plain.line(row) for row in rows[0]] == [short.line(row) for row in rows[1]]
+    assert [row.status for row in rows[0]] == [row.status for row in rows[1]]
+    assert all(row.found[0].score < 0 for row in rows[0])
+    assert all(math.isnan(row.found[0].score) == ("beam" not in search) for row in rows[1])
+
+
+def test_an_output_that_the_tokenizer_cannot_write_is_marked(
+    translator: Translator, wanted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Writer.text
+
+    def panics(writer: Writer, ids: Any, words: Any = None) -> str:
+        text = write(writer, ids, words)
+        if text == wanted[3]:
+            raise PanicError("the output cannot be written as text")
+        return text
+
+    monkeypatch.setattr(Writer, "text", panics)
+    rows = list(translator.rows(LINES))
+    assert {row.status for row, text in zip(rows, wanted, strict=True) if text == wanted[3]} == {"tokenizer_error"}
+    assert [row.found[0].text for row in rows if row.found] == [text for text in wanted if text != wanted[3]]
 
 
 def test_samples_depend_on_the_place(tiny_bundle: Path) -> None:

@@ -83,6 +83,14 @@ def test_an_output_begins_as_its_line_says(beam: int) -> None:
         assert nothing_said.hypotheses[0].score == pytest.approx(plain.hypotheses[0].score, abs=1e-6)
 
 
+@pytest.mark.parametrize("beam", [1, 3])
+def test_an_output_with_a_prefix_does_not_depend_on_the_number_of_its_line(beam: int) -> None:
+    found = results([b"b c"] * 8, written(*[b"c"] * 8, whole=False), beam=beam)
+    assert [result.hypotheses[0].ids for result in found] == [found[0].hypotheses[0].ids] * 8
+    assert found[0].hypotheses[0].ids == (6, 0, 2)
+    assert [source and (source.least, source.line) for source in (found[0].source, found[7].source)] == [(0, 1), (0, 8)]
+
+
 @pytest.mark.parametrize(
     ("format", "with_it", "without"), [("ids", b"7 4 2", b"4 2"), ("tokens", b"d a", b"a"), ("text", b"d a", b"a")]
 )
