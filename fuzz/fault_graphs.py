@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from fuzz.fault_attention import attention_faults
 from fuzz.fault_edits import (
     Array,
     Nodes,
@@ -21,40 +22,17 @@ from fuzz.fault_edits import (
     in_function,
     in_graph,
     in_model,
-    inputs_swapped,
     other_constant,
     other_number,
-    outputs_swapped,
     own_copy,
     places_swapped,
     read_instead,
-    readers_swapped,
     then,
     with_attribute,
-    with_input,
     with_operator,
 )
 from fuzz.fault_plan import D0, D1, E0, E1, Fault, slower_sinusoids
-
-ONE, ONE32 = np.int64(1), np.int32(1)
-NEVER = "within what the kernels of this machine compute; wrong where there are none"
-
-
-def fault(
-    file: str,
-    name: str,
-    about: str,
-    places: str | Sequence[str],
-    *changes: Callable[[Any], None],
-    base: str = "words",
-    plant: Plant | None = None,
-    harmless: str = "",
-) -> Fault:
-    """A fault in the graph `file` (without .onnx), whose name tells the precision."""
-    precision = next((part for part in file.split(".") if part in ("fp16", "bf16", "int8", "int4")), "fp32")
-    found = (places,) if isinstance(places, str) else tuple(places)
-    path = f"{file}.onnx"
-    return Fault(f"{file} {name}", base, path, precision, about, found, plant or in_graph(path, *changes), harmless)
+from fuzz.graph_fault import ONE, fault
 
 
 def _row_zero(row: int) -> Callable[[Array], Array]:
@@ -159,104 +137,6 @@ def _best() -> list[Fault]:
     ]  # fmt: skip
 
 
-def _attention() -> list[Fault]:
-    """Of attention, masks, positions and caches."""
-    told = f"{D0}.cross_attention/attention"
-    mask = f"{told}/Unsqueeze_2.0"
-    shapes = ("attention", "decoder_step_attention", "beam_step_attention")
-    cross0, cross1 = f"{D0}.cross_attention", f"{D1}.cross_attention"
-    own0, own1 = f"{D0}.self_attention", f"{D1}.self_attention"
-    later, caches = then("position", "Add", ONE32, before="decoder.positions"), ("present", "self_attention")
-
-    def definition(file: str, name: str, *changes: Callable[[Any], None]) -> Plant:
-        return in_function(f"{file}.onnx", name, *changes)
-
-    return [
-        fault("beam_step.ort", "cross keys swapped", "of two layers", cross0, readers_swapped("cross.0.key", "cross.1.key")),
-        fault("decoder_step.bf16", "cross keys swapped", "of two layers", cross0,
-              readers_swapped("cross.0.key", "cross.1.key")),
-        fault("decoder_step.ort", "values for keys", "in cross-attention", cross1,
-              inputs_swapped(cross1, "CrossAttention", 1, 2)),
-        fault("encoder.fp16", "values for keys", "in self-attention", f"{E1}.self_attention",
-              inputs_swapped(f"{E1}.self_attention", "Attention", 1, 2)),
-        fault("decoder_step.fp16", "mask dropped", "padding of sources is seen", cross0,
-              with_input(cross0, "Attention", 3, "")),
-        fault("decoder_step", "mask dropped", "empty slots are seen, by TensorRT", own1,
-              with_input(own1, "Attention", 3, "")),
-        fault("encoder.bf16", "mask inverted", "padding alone is seen", ("mask", f"{E0}.self_attention"),
-              with_operator("mask", "Less", "GreaterOrEqual")),
-        fault("decoder_step.fp16", "mask off by one", "one empty slot is seen", ("mask", own0),
-              with_operator("mask", "Less", "LessOrEqual")),
-        fault("encoder.ort", "mask off by one", "the last word of sources is not seen", f"{E0}.self_attention",
-              then("src_len", "Sub", ONE32, before=f"{E0}.self_attention")),
-        fault("beam_step.ort", "source off by one", "the last word of sources is not seen", cross1,
-              then("src_len", "Sub", ONE32, before=cross1)),
-        fault("decoder_step.lengths", "length dropped", "padding of sources is seen, by CUDA", cross0,
-              with_input(cross0, "Attention", 6, "")),
-        fault("beam_step.ort", "mask ignored", "hypotheses see each other's words", own0,
-              then("mask", "Or", np.array(True), before=own0)),
-        fault("beam_step.ort", "first slots", "new slots are written over the first ones", caches,
-              then("slot", "Mul", np.int64(0))),
-        fault("beam_step.ort", "definition: mask inverted", NEVER, (own0, "BeamAttention"),
-              plant=definition("beam_step.ort", "BeamAttention", with_input(own0, "Where", 1, "planted"),
-                               _planted_hidden)),
-        fault("beam_step.ort", "definition: slot", NEVER, (own0, "BeamAttention", "present"),
-              plant=definition("beam_step.ort", "BeamAttention", then("input.3", "Mul", np.int64(0)))),
-        fault("greedy_step.ort", "definition: scale", NEVER, (own0, "GreedyAttention"),
-              plant=definition("greedy_step.ort", "GreedyAttention",
-                               with_attribute(own0, "GroupQueryAttention", "scale", 0.2))),
-        fault("decoder_step.int8.ort", "definition: no mask", NEVER, (cross0, "CrossAttention"),
-              plant=definition("decoder_step.int8.ort", "CrossAttention",
-                               with_input(cross0, "MultiHeadAttention", 4, ""))),
-        fault("decoder_step.ort", "position + 1", "positions off by one", ("decoder.positions", "decoder.tokens"), later),
-        fault("beam_step.ort", "position + 1", "positions off by one", ("decoder.positions", "decoder.tokens"), later),
-        fault("decoder_step.fp16", "position + 1", "positions off by one", ("decoder.positions", "decoder.tokens"),
-              then("position", "Add", ONE, before="decoder.positions")),
-        fault("encoder.int4.ort", "position + 1", "positions off by one", ("encoder.positions", "encoder.tokens"),
-              plant=in_model("encoder.int4.ort.onnx",
-                             own_copy("encoder.positions.table", lambda a: np.roll(a, -1, axis=0)))),
-        fault("decoder_step.bf16", "first slot", "new slots are written over the first one", (*caches, own1),
-              then("position", "Mul", np.int64(0), before=own1)),
-        fault("decoder_step.bf16", "presents swapped", "caches of two layers", caches,
-              outputs_swapped("present.0.key", "present.1.key")),
-        fault("greedy_step.ort", "presents swapped", "caches of two layers", caches,
-              outputs_swapped("present.0.value", "present.1.value")),
-        fault("decoder_step", "presents swapped", "caches of two layers", caches,
-              outputs_swapped("present.0.key", "present.0.value")),
-        fault("encoder.fp16", "scale", "scores too small by 4 %", f"{E0}.self_attention",
-              with_attribute(f"{E0}.self_attention", "Attention", "scale", 0.24)),
-        fault("encoder.bf16.lengths", "scale", "scores too small by 4 %, by CUDA", f"{E0}.self_attention",
-              with_attribute(f"{E0}.self_attention", "Attention", "scale", 0.24)),
-        fault("encoder.ort", "sharp scale", "scores too large by 0.1 %", f"{E0}.self_attention", base="sharp",
-              plant=in_graph("encoder.ort.onnx",
-                             with_attribute(f"{E0}.self_attention", "MultiHeadAttention", "scale", 0.25025))),
-        fault("beam_step_attention.ort", "layers", "weights of another layer", shapes,
-              inputs_swapped("", "Concat", 0, 1)),
-        fault("decoder_step_attention.bf16", "layers", "weights of another layer", shapes,
-              inputs_swapped("", "Concat", 0, 1)),
-        fault("decoder_step_attention.ort", "not masked", "weights of padding", shapes,
-              then(mask, "Or", np.array(True))),
-        fault("beam_step_attention.int8.ort", "scale", "weights too flat", (*shapes, told),
-              then(f"{told}/Mul_1.0", "Mul", np.float32(0.9))),
-        fault("beam_step.ort", "relative distances", "clipped three too early", ("decoder.positions", own0),
-              other_number("constant.int64.().15", lambda a: a - 3), base="relative"),
-        fault("beam_step.ort", "relative distance", "clipped one too early", ("decoder.positions", own0),
-              other_number("constant.int64.().15", lambda a: a - 1), base="relative",
-              harmless="the last three distances are in one bucket, with one bias"),
-        fault("encoder.ort", "relative distances", "to the other side", ("encoder.positions", f"{E0}.self_attention"),
-              inputs_swapped("encoder.positions", "Sub", 0, 1), base="relative"),
-        fault("decoder_step.fp16", "relative distances", "one too far", ("decoder.positions", own0),
-              then("position", "Add", ONE, before="decoder.positions"), base="relative"),
-    ]  # fmt: skip
-
-
-def _planted_hidden(function: Nodes) -> None:
-    """The Where of a function's mask hides what was to be seen, and shows the rest."""
-    where = find(function, f"{D0}.self_attention", "Where")
-    zero = next(n.output[0] for n in function.node if n.output[0].startswith("constant.float32.().0.0"))
-    where.input[1], where.input[2] = where.input[2], zero
-
-
 def _arithmetic() -> list[Fault]:
     """Of linear layers, norms, activations, embeddings, and of the constants and weights that graphs point to."""
     tokens = "encoder.tokens"
@@ -306,6 +186,12 @@ def _arithmetic() -> list[Fault]:
         fault("greedy_step.ort", "residual", "lost", f"{D1}.norms.1", _without_residual(f"{D1}.norms.1")),
         fault("encoder.ort", "definition: residual", "every sum of the graph lost", "norms.0",
               plant=definition("encoder.ort", "ResidualNorm", bypassed(f"{E0}.norms.0", "Add"))),
+        fault("encoder.int8.ort", "definition: mean", "too small by 1 %", "norms.0",
+              plant=definition("encoder.int8.ort", "ResidualNorm",
+                               then(f"{E0}.norms.0/Div_1.0", "Mul", np.float32(0.99)))),
+        fault("greedy_step.int8.ort", "definition: variance", "too large by 1 %", "norms",
+              plant=definition("greedy_step.int8.ort", "ResidualNorm",
+                               then(f"{D0}.norms.0/Div_2.0", "Mul", np.float32(1.01)))),
         fault("decoder_step.ort", "definition: Gemm 1.001", "every product too large by 0.1 %", query,
               plant=definition("decoder_step.ort", "Linear", with_attribute(query, "Gemm", "alpha", 1.001))),
         fault("encoder.int8.ort", "definition: 1 / 126", "states are cut off", (E0, "Int8Linear"),
@@ -370,7 +256,7 @@ def _other_zero(function: Nodes) -> None:
 
 
 def graph_faults() -> list[Fault]:
-    return [*_best(), *_attention(), *_arithmetic()]
+    return [*_best(), *attention_faults(), *_arithmetic()]
 
 
 def planted_into(folder: Path, fault: Fault) -> None:

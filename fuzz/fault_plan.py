@@ -1,4 +1,4 @@
-"""Faults in the weights, tokenizers and manifest of a bundle; those of graphs are in `fault_graphs.py`."""
+"""Faults in the weights, tokenizers and manifest of a bundle; those of graphs have files of their own."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
     python -m fuzz.faults --hard [--t5-base]
 
 A fault is a changed weight, node, definition, tokenizer or setting in a copy of a bundle, whose manifest then tells the new
-sums; all are listed in `fault_plan.py` and `fault_graphs.py`. It counts as found where the plain verdict on the copy is not
+sums; all are listed in `fault_*.py`. It counts as found where the plain verdict on the copy is not
 "passed". `--bisect` is to name the place. The exit code is 1 where fewer than 95 % of the faults that can change an output
 are found, or where a clean bundle is rejected.
 """
