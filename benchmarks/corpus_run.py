@@ -3,12 +3,11 @@
     python -m benchmarks.corpus_run BUNDLE TEXT --rows 1000000
     python -m benchmarks.corpus_run --render
 
-Four runs, one after the other:
+Three runs, one after the other, which all read the same rows and write text:
 
-1. `tfexport decode` with two workers, which writes text.
-2. The same with the scores that `tfexport corpus` writes too.
-3. `tfexport corpus` with two actors.
-4. The same on a cluster of two nodes with a CPU each (`fuzz/ray_nodes.py`).
+1. `tfexport decode` with two workers.
+2. `tfexport corpus` with two actors.
+3. The same on a cluster of two nodes with a CPU each (`fuzz/ray_nodes.py`).
 
 Their texts have to be the same. The benchmark needs `tfexport[ray]`, and two cores that nothing else uses. It writes
 RESULTS/corpus_run.json, and draws the table and the plot from it alone.
@@ -34,10 +33,11 @@ from benchmarks.tables import table
 
 RESULTS = Path(__file__).parent / "results"
 SHARDS = 200
-INTERVAL = 2.0
+INTERVAL = 1.0
 """Seconds between two samples."""
-WORKERS, SCORED = "2 workers of decode", "2 workers of decode, with scores"
-ACTORS, NODES = "2 actors of corpus, with scores", "2 actors on 2 nodes, with scores"
+MEMORY_EVERY = 10
+"""Samples with one measurement of memory, which takes a tenth of a second for all processes of Ray."""
+WORKERS, ACTORS, NODES = "2 workers of decode", "2 actors of corpus", "2 actors on 2 nodes"
 
 
 def pss_mib(pids: Iterable[int]) -> float:
@@ -49,12 +49,14 @@ def watched(
     driver: subprocess.Popen[bytes], pids: Callable[[], Iterable[int]], rows: Callable[[], int | None]
 ) -> dict[str, Any]:
     """Time a process until it ends: the seconds, and samples of (seconds, rows that are written, MiB)."""
-    began, samples = time.monotonic(), []
+    began, samples, mib = time.monotonic(), [], 0.0
     while True:
         try:
             code = driver.wait(INTERVAL)
         except subprocess.TimeoutExpired:
-            samples.append((round(time.monotonic() - began, 1), rows(), round(pss_mib(pids()), 1)))
+            if len(samples) % MEMORY_EVERY == 0:
+                mib = round(pss_mib(pids()), 1)
+            samples.append((round(time.monotonic() - began, 1), rows(), mib))
             continue
         if code:
             raise SystemExit(f"a run ended with exit code {code}")
@@ -63,21 +65,14 @@ def watched(
 
 def texts_of(output: Path) -> list[str]:
     """The texts of a run over a corpus, in the order of its ids."""
-    import pyarrow.parquet as parquet
-
     found: list[str] = []
-    for part in sorted(output.glob("part-*.parquet")):
-        found += parquet.read_table(part, columns=["text"]).column("text").to_pylist()
+    for part in sorted(output.glob("part-*.txt")):
+        found += part.read_text(encoding="utf-8").splitlines()
     return found
 
 
-def _text(record: Mapping[str, Any]) -> str:
-    """The best text of a record of `decode`; empty for a line that was not decoded."""
-    return record["hypotheses"][0]["text"] if record["hypotheses"] else ""
-
-
 def measure(bundle: Path, lines: Sequence[str], precision: str) -> list[dict[str, Any]]:
-    """The four runs."""
+    """The three runs."""
     import pyarrow as arrow
     import pyarrow.parquet as parquet
 
@@ -97,7 +92,7 @@ def measure(bundle: Path, lines: Sequence[str], precision: str) -> list[dict[str
         parquet.write_table(arrow.table({"number": numbers, "text": list(lines)}), columns)
 
         def written(output: Path) -> int:
-            return len(list(output.glob("part-*.parquet"))) * rows_per_shard
+            return len(list(output.glob("part-*.txt"))) * rows_per_shard
 
         with (folder / "log").open("wb") as log:
             out = folder / "plain"
@@ -107,18 +102,9 @@ def measure(bundle: Path, lines: Sequence[str], precision: str) -> list[dict[str
             found.append({"run": WORKERS, **runs})
             wanted = out.read_text(encoding="utf-8").splitlines()
 
-            out = folder / "scored"
-            scored = [*decode[: -len(own)], "--output-format", "jsonl", *own]
-            scored[scored.index("-o") + 1] = str(out)
-            driver_of_scored = subprocess.Popen(scored, env=environment, stderr=log)
-            pid = driver_of_scored.pid
-            runs = watched(driver_of_scored, lambda: [pid, *descendants(pid)], lambda: None)
-            with out.open(encoding="utf-8") as records:
-                texts = [_text(json.loads(record)) for record in records]
-            found.append({"run": SCORED, **runs, "same_text": texts == wanted})
-
             def corpus(output: Path, *more: str) -> list[str]:
-                given = ["-o", str(output), "--actors", "2", "--rows-per-shard", str(rows_per_shard), *more, *own]
+                shards = ["--rows-per-shard", str(rows_per_shard), "--output-format", "text"]
+                given = ["-o", str(output), "--actors", "2", *shards, *more, *own]
                 return [*program, "corpus", str(bundle), str(columns), *given]
 
             out = folder / "ray"
@@ -195,9 +181,9 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(8, 6), layout="constrained")
-    for color, run in zip(("C7", "k", "C0", "C1"), record["runs"], strict=True):
+    for color, run in zip(("C7", "C0", "C1"), record["runs"], strict=True):
         seconds, rows, memory = zip(*run["samples"], strict=True)
-        if run["run"] in (WORKERS, SCORED):
+        if run["run"] == WORKERS:
             above.plot([0, run["seconds"]], [0, record["rows"] / 1e6], color=color, linestyle="--", label=run["run"])
         else:
             above.plot(seconds, [count / 1e6 for count in rows], color=color, label=run["run"])
