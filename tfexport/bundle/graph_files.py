@@ -54,8 +54,8 @@ ATTRIBUTES = _names(
 )
 """The attributes of nodes. None of them is a graph."""
 
-BYTES_OF_A_NODE = 32
-"""Minimum file size per node, counted after functions are expanded. The exporter's graphs have 60 bytes and more."""
+BYTES_OF_A_NODE = 8
+"""Minimum file size per node, counted after functions are expanded. The exporter's graphs have 16 bytes and more."""
 MOST_PADDING = 47
 """Maximum number of rows that Pad adds to a weight. The exporter pads to multiples of its row blocks."""
 MOST_SHAPES = 2
@@ -205,7 +205,7 @@ def _check_division(node: Any, constants: Mapping[str, Any], makers: Mapping[str
         made: names of all values that are not inputs of the graph.
     """
     by = makers.get(node.input[1]) if len(node.input) == 2 else None
-    if by is not None and by.op_type == "Sqrt":  # of floating-point numbers only
+    if by is not None and by.op_type == "Sqrt":  # which there is of floating-point numbers only
         return
     if by is not None and by.op_type == "Constant":
         if node.input[1] in constants and constants[node.input[1]].data_type == _FLOAT:

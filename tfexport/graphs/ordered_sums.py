@@ -25,6 +25,9 @@ from tfexport.graphs.emitter import Emitter, Value
 LANES = 16
 """Sums side by side, `kLanes` in kernels/floats.h."""
 
+COLUMNS = 4
+"""Numbers of a head that the encoder's attention multiplies at a time. More need more memory, and fewer more nodes."""
+
 _INT64 = int(ir.DataType.INT64)
 
 
@@ -194,8 +197,8 @@ def source_attention(emitter: Emitter, query: Value, key: Value, value: Value, l
     """Attention of all tokens of a source, as `attend_source` in kernels/attention.h: `query` [.., d_attention], `key` and
     `value` [batch, src, heads, head_dim].
 
-    The products of each number of all heads are added in turn. So no tensor is larger than the scores [batch, heads, src,
-    src], which have the keys first: CumSum is slow along the last axis.
+    `COLUMNS` of the numbers of a head are multiplied at a time. So no tensor is much larger than the scores [batch, heads,
+    src, src]. These have the keys first, because CumSum is slow along the last axis.
     """
     dim = emitter.config.head_dim
     size = emitter.shape_of(key, 1, 2)
@@ -204,10 +207,21 @@ def source_attention(emitter: Emitter, query: Value, key: Value, value: Value, l
     keys, values = (emitter.node("Transpose", each, attributes={"perm": (0, 2, 1, 3)}) for each in (keys, values))
     query = emitter.node("Reshape", query, emitter.shape_of(key))
     query = _scaled(emitter, emitter.node("Transpose", query, attributes={"perm": (0, 2, 3, 1)}))
-    columns, rows = _split(emitter, keys, 3, dim), _split(emitter, query, 2, dim)
-    scores = emitter.node("Mul", columns[0], rows[0])  # [batch, heads, keys, src]
-    for column, row in zip(columns[1:], rows[1:], strict=True):
-        scores = emitter.node("Add", scores, emitter.node("Mul", column, row))
+    query = emitter.node("Unsqueeze", query, emitter.sizes(3))
+    keys = emitter.node(
+        "Unsqueeze", emitter.node("Transpose", keys, attributes={"perm": (0, 1, 3, 2)}), emitter.sizes(4)
+    )
+    scores: Value | None = None
+    for part, row in zip(*(_split(emitter, tensor, 2, dim // COLUMNS) for tensor in (keys, query)), strict=True):
+        if scores is None:
+            products = emitter.node("Mul", part, row)  # [batch, heads, COLUMNS, keys, src]
+        else:
+            # A size of the sum so far makes these products wait for it. Otherwise all would be in memory together.
+            size = emitter.shape_of(scores, 4, 5)
+            row = emitter.node("Slice", row, emitter.sizes(0), size, emitter.sizes(4))
+            products = emitter.node("Concat", scores, emitter.node("Mul", part, row), attributes={"axis": 2})
+        scores = _sum_in_order(emitter, products, 2)
+    scores = emitter.node("Squeeze", scores, emitter.sizes(2))
     length = _of_places(emitter, emitter.node("Cast", length, attributes={"to": _INT64}))
     seen = emitter.node("Less", emitter.node("Unsqueeze", numbers, emitter.sizes(1)), length)  # [batch, 1, keys, 1]
     weights = _weights(emitter, scores, seen, 2)
@@ -218,10 +232,14 @@ def source_attention(emitter: Emitter, query: Value, key: Value, value: Value, l
     norm = _inverse_of_total(emitter, total, 3)  # [batch, heads, 1, src]
 
     values = emitter.node("Where", seen, values, _number(emitter, 0))
-    products = (emitter.node("Mul", column, weights) for column in _split(emitter, values, 3, dim))
-    mixed = [_sum_in_order(emitter, product, 2) for product in products]
-    mixed = emitter.node("Mul", emitter.node("Concat", *mixed, attributes={"axis": 2}), norm)
-    mixed = emitter.node("Transpose", mixed, attributes={"perm": (0, 3, 1, 2)})
+    values, weights = (
+        emitter.node("Unsqueeze", values, emitter.sizes(4)),
+        emitter.node("Unsqueeze", weights, emitter.sizes(3)),
+    )
+    parts = (emitter.node("Mul", part, weights) for part in _split(emitter, values, 3, dim // COLUMNS))
+    sums = [_sum_in_order(emitter, products, 2) for products in parts]  # [batch, heads, 1, COLUMNS, src]
+    mixed = emitter.node("Squeeze", emitter.node("Concat", *sums, attributes={"axis": 3}), emitter.sizes(2))
+    mixed = emitter.node("Transpose", emitter.node("Mul", mixed, norm), attributes={"perm": (0, 3, 1, 2)})
     return (emitter.reshape(mixed, 0, 0, emitter.config.d_attention),)
 
 
