@@ -82,7 +82,7 @@ def greedy_attention(
     used = emitter.node("Cast", total, attributes={"to": _INT64})
     places, numbers = _blocks(emitter, emitter.shape_of(past_key, 2, 3), used)
     seen = emitter.node("Less", numbers, _of_places(emitter, emitter.node("Add", slot, _integer(emitter, 1))))
-    return _attend(emitter, query, *_read(emitter, present, places), seen), *present
+    return _attend(emitter, query, _read(emitter, present, places), seen), *present
 
 
 def cross_attention(emitter: Emitter, query: Value, key: Value, value: Value, length: Value) -> Sequence[Value]:
@@ -93,7 +93,7 @@ def cross_attention(emitter: Emitter, query: Value, key: Value, value: Value, le
     places, numbers = _blocks(emitter, size, size)
     length = emitter.node("Cast", length, attributes={"to": _INT64})
     seen = emitter.node("Less", numbers, _of_places(emitter, length))
-    return (_attend(emitter, query, *_read(emitter, (key, value), places), seen),)
+    return (_attend(emitter, query, _read(emitter, (key, value), places), seen),)
 
 
 def beam_attention(
@@ -121,8 +121,8 @@ def beam_attention(
     rows = emitter.node("Mul", emitter.node("Add", first, heads), size)  # the first slot of each head
     rows = emitter.node("Add", rows, slots)  # [batch, heads, beam, numbers]
     flat = (emitter.reshape(tensor, -1, emitter.config.head_dim) for tensor in present)
-    found = (emitter.node("Gather", tensor, rows) for tensor in flat)
-    return _attend(emitter, query, *found, seen), *present
+    found = [emitter.node("Gather", tensor, rows) for tensor in flat]
+    return _attend(emitter, query, found, seen), *present
 
 
 def _heads(emitter: Emitter, rows: Value, cache: Value) -> Value:
@@ -163,21 +163,21 @@ def _read(emitter: Emitter, tensors: Sequence[Value], places: Value) -> Sequence
     return [emitter.node("Gather", tensor, places, attributes={"axis": 2}) for tensor in tensors]
 
 
-def _attend(emitter: Emitter, query: Value, keys: Value, values: Value, seen: Value) -> Value:
+def _attend(emitter: Emitter, query: Value, pair: Sequence[Value], seen: Value) -> Value:
     """softmax(query * keys / sqrt(head_dim)) * values, as `attend` in kernels/attention.h; 0 for a query that sees nothing.
 
     Args:
         query: [places, heads, queries, head_dim].
-        keys, values: [places, heads, queries or 1, numbers, head_dim], of a multiple of 16 numbers.
+        pair: the keys and the values, [places, heads, queries or 1, numbers, head_dim], of a multiple of 16 numbers.
         seen: bool [places, 1, queries or 1, numbers].
 
     Returns:
         [places, queries, d_attention].
     """
-    dim = emitter.config.head_dim
+    dim, (keys, values) = emitter.config.head_dim, pair
     queries = emitter.node("Unsqueeze", _scaled(emitter, query), emitter.sizes(3))
     pairs = zip(*(_split(emitter, tensor, -1, dim // LANES) for tensor in (queries, keys)), strict=True)
-    scores = _added(emitter, [emitter.node("Mul", *pair) for pair in pairs])  # [.., queries, numbers, 16]
+    scores = _added(emitter, [emitter.node("Mul", *each) for each in pairs])  # [.., queries, numbers, 16]
     scores = emitter.node("Squeeze", _sum_of_lanes(emitter, scores, -1), emitter.sizes(-1))
     weights = _weights(emitter, scores, seen, -1)
     lanes = _sum_in_order(emitter, emitter.reshape(weights, 0, 0, 0, -1, LANES), 3)
