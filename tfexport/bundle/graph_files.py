@@ -32,8 +32,8 @@ OPERATORS: Mapping[str, frozenset[str]] = {
         "Abs Add Attention BitwiseXor Cast Clip Compress Concat Constant CumSum DequantizeLinear Div Equal Exp Expand "
         "Flatten Gather GatherElements Gelu Gemm Greater Identity LayerNormalization Less Log LogSoftmax MatMul Max Mul "
         "NonZero Not Or Pad QuantizeLinear RMSNormalization Range ReduceL2 ReduceMax ReduceMin ReduceSum Relu Reshape "
-        "ScatterElements ScatterND Shape Sigmoid Slice Softmax Split Squeeze Sub TensorScatter TopK Transpose Unsqueeze "
-        "Where"
+        "ScatterElements ScatterND Shape Sigmoid Slice Softmax Split Sqrt Squeeze Sub TensorScatter TopK Transpose "
+        "Unsqueeze Where"
     ),
     CONTRIB: _names(
         "BiasGelu FastGelu GroupQueryAttention MatMulIntegerToFloat MatMulNBits MultiHeadAttention QuickGelu "
@@ -50,12 +50,12 @@ FUNCTIONS = _names(
 
 ATTRIBUTES = _names(
     "accuracy_level alpha approximate axis bits block_size end epsilon keepdims kv_num_heads largest mask_filter_value mode "
-    "num_heads num_outputs perm q_num_heads scale start to transB value K N"
+    "num_heads num_outputs perm q_num_heads scale start to transB value value_float K N"
 )
 """The attributes of nodes. None of them is a graph."""
 
-BYTES_OF_A_NODE = 32
-"""Minimum file size per node, counted after functions are expanded. The exporter's graphs have 60 bytes and more."""
+BYTES_OF_A_NODE = 8
+"""Minimum file size per node, counted after functions are expanded. The exporter's graphs have 16 bytes and more."""
 MOST_PADDING = 47
 """Maximum number of rows that Pad adds to a weight. The exporter pads to multiples of its row blocks."""
 MOST_SHAPES = 2
@@ -205,7 +205,12 @@ def _check_division(node: Any, constants: Mapping[str, Any], makers: Mapping[str
         made: names of all values that are not inputs of the graph.
     """
     by = makers.get(node.input[1]) if len(node.input) == 2 else None
-    if by is not None and by.op_type in ("Mul", "Max"):  # whose inputs and output have one type
+    if by is not None and by.op_type == "Sqrt":  # which there is of floating-point numbers only
+        return
+    if by is not None and by.op_type == "Constant":
+        if node.input[1] in constants and constants[node.input[1]].data_type == _FLOAT:
+            return
+    elif by is not None and by.op_type in ("Mul", "Max"):  # whose inputs and output have one type
         if any(name in constants and constants[name].data_type == _FLOAT for name in by.input):
             return
     elif by is not None and by.op_type == "Shape":

@@ -288,6 +288,11 @@ class Emitter:
         with self.module(contract.SHAPE_NODE.removesuffix("/")):
             return self.node(op_type, *inputs, attributes=attributes, floats="none")
 
+    def numbers_below(self, size: Value) -> Value:
+        """The numbers from 0 to `size` [1] - 1: int64 [size]."""
+        zero, one = self.constant(0, np.int64), self.constant(1, np.int64)
+        return self.node("Range", zero, self.shape_node("Squeeze", size), one)
+
     def to_float32(self, states: Value) -> Value:
         """`states` in float32, in graphs of any precision."""
         if self.graph.precision not in _HALVES:

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from tfexport.contract import Precision
+from tfexport.graphs import ordered_sums
 from tfexport.graphs.emitter import Emitter, Value
 
 Sublayer = Callable[[str, Value], Value]
@@ -108,9 +109,8 @@ def slot_position_bias(emitter: Emitter) -> Value:
 
 
 def key_places(emitter: Emitter, keys: Value) -> Value:
-    """The indices of keys, from 0 to `keys` [1] - 1: int64 [keys]."""
-    zero, one = emitter.constant(0, np.int64), emitter.constant(1, np.int64)
-    return emitter.node("Range", zero, emitter.shape_node("Squeeze", keys), one)
+    """The indices of `keys` [1] keys: int64 [keys]."""
+    return emitter.numbers_below(keys)
 
 
 def length_mask(emitter: Emitter, places: Value, length: Value) -> Value:
@@ -237,9 +237,8 @@ def add_and_norm(emitter: Emitter, layer: str, path: str, states: Value, branch:
     with emitter.module(path):
         inputs = (states, branch, *_norm_weights(emitter, path))
         attributes = {"epsilon": float(emitter.config.norm_eps)}
-        total, normed = emitter.call(
-            "ResidualNorm", *inputs, body=_residual_norm, outputs=("", ""), attributes=attributes
-        )
+        body = ordered_sums.residual_norm if ordered_sums.is_used(emitter) else _residual_norm
+        total, normed = emitter.call("ResidualNorm", *inputs, body=body, outputs=("", ""), attributes=attributes)
     return total, normed
 
 

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from tfexport import contract
 from tfexport.config import ModelConfig
 from tfexport.dialects import calls_attention_functions
-from tfexport.graphs import layers
+from tfexport.graphs import layers, ordered_sums
 from tfexport.graphs.emitter import CONTRIB, Emitter, Linear, Value
 from tfexport.graphs.linear_float32 import float32_linear, matmul_linear
 from tfexport.graphs.linear_quantized import int4_linear, int8_linear, unsigned_columns
@@ -69,7 +69,8 @@ def _encoder(emitter: Emitter) -> None:
         with emitter.module(f"{path}.self_attention"):
             if calls_attention_functions(config):
                 rows = [parts[0], *(emitter.node("Reshape", part, heads) for part in parts[1:])]
-                (mixed,) = emitter.call("SourceAttention", *rows, length, body=_source_attention, outputs=("",))
+                body = ordered_sums.source_attention if ordered_sums.is_used(emitter) else _source_attention
+                (mixed,) = emitter.call("SourceAttention", *rows, length, body=body, outputs=("",))
             else:
                 query, key, value = (_three_axes(emitter, part, grid) for part in parts)
                 mixed = _attention(emitter, query, key, value, length=length, bias=bias)
@@ -117,9 +118,10 @@ def _step(emitter: Emitter, output: Projection) -> None:
         query = emitter.project(f"{path}.cross_attention.query", inner)
         with emitter.module(f"{path}.cross_attention"):
             key, value = (inputs[f"cross.{layer}.{part}"] for part in ("key", "value"))
-            mixed = _call_attention(
-                emitter, "CrossAttention", query, key, value, inputs["src_len"], body=_cross_attention, outputs=("",)
-            )[0]
+            body = ordered_sums.cross_attention if ordered_sums.is_used(emitter) else _cross_attention
+            (mixed,) = _call_attention(
+                emitter, "CrossAttention", query, key, value, inputs["src_len"], body=body, outputs=("",)
+            )
         if emitter.graph.tells_attention:
             grid = _shape(emitter, emitter.shape_of(key, 0, 1), -1, config.d_attention)
             weights.append(
@@ -274,9 +276,11 @@ def _self_attention(emitter: Emitter, layer: int, query_key_value: Value) -> Val
     inputs = emitter.inputs
     body: Callable[..., Sequence[Value]]
     if emitter.graph.step == "decoder_step":
-        name, body, more = "GreedyAttention", _greedy_attention, ("position", "total")
+        name, more = "GreedyAttention", ("position", "total")
+        body = ordered_sums.greedy_attention if ordered_sums.is_used(emitter) else _greedy_attention
     else:
-        name, body, more = "BeamAttention", _beam_attention, ("slot", "mask")
+        name, more = "BeamAttention", ("slot", "mask")
+        body = ordered_sums.beam_attention if ordered_sums.is_used(emitter) else _beam_attention
     mixed, *_ = _call_attention(
         emitter,
         name,

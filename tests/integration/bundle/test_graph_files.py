@@ -144,6 +144,14 @@ def divided_in_a_function(size: str = "src_len") -> onnx.ModelProto:
     return model(helper.make_node("Linear", ["x"], ["y"], domain="tfexport"), functions=[body])
 
 
+def divided_by_a_constant_in_a_function() -> onnx.ModelProto:
+    nodes = [
+        helper.make_node("Constant", [], ["zero"], value=constant("zero", 0)),
+        helper.make_node("Div", ["a", "zero"], ["b"]),
+    ]
+    return model(helper.make_node("Linear", ["x"], ["y"], domain="tfexport"), functions=[function("Linear", *nodes)])
+
+
 def padded(*numbers: int, value: str = "w", times: int = 1) -> onnx.ModelProto:
     weight = numpy_helper.from_array(np.zeros((1, 4), np.float32), "w")
     nodes = [helper.make_node("Pad", [value, "pads"], [f"y{index}"]) for index in range(times)]
@@ -224,6 +232,7 @@ REFUSED: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "Div by a size found": (lambda: divided_by_found(made=True), "divides by a number that may be 0 or -1"),
     "Div in a function": (divided_in_a_function, "divides by a number that may be 0 or -1"),
     "Div by found in a function": (lambda: divided_in_a_function("found"), "divides by a number that may be 0 or -1"),
+    "Div by a constant in a function": (divided_by_a_constant_in_a_function, "divides by a number that may be 0 or -1"),
     "Loop": (loop, "the operator Loop"),
     "a graph in another operator": (smuggled_subgraph, "the attribute 'body'"),
     "an operator of another domain": (
@@ -301,7 +310,10 @@ def test_what_the_exporter_writes_is_taken(tmp_path: Path) -> None:
     ]
     body = [
         helper.make_node("Constant", [], ["c"], value=constant("c", 2)),
-        helper.make_node("Identity", ["a"], ["b"]),
+        helper.make_node("Constant", [], ["half"], value=numpy_helper.from_array(np.array(0.5, np.float32), "half")),
+        helper.make_node("Div", ["a", "half"], ["double"]),
+        helper.make_node("Sqrt", ["double"], ["root"]),
+        helper.make_node("Div", ["a", "root"], ["b"]),
     ]
     checked(
         tmp_path,
