@@ -1,6 +1,6 @@
 """The host's time in a search whose steps cost nothing: what a GPU would wait for.
 
-    python -m benchmarks.search_host [--out FILE]
+    python -m benchmarks.search_host [--out benchmarks/results/search_host.json]
 
 A script stands in for the model: it tells random tokens, an end now and then, and in each sentence one in the end. On the
 host the search ranks them step by step; ahead, the script tells what ONNX Runtime's CPU provider ranked before. Both decode
@@ -29,6 +29,7 @@ import numpy as np
 import onnx_ir as ir
 
 from benchmarks.cuda_dry.workload import model_config
+from benchmarks.report import machine
 from tfexport.config import ModelConfig
 from tfexport.contract import Role
 from tfexport.decoding.search import Hypothesis, SearchOptions, search, search_steps
@@ -236,6 +237,23 @@ def _summed(times: Sequence[float]) -> dict[str, float]:
     return {"median": round(statistics.median(times), 1), "least": round(min(times), 1)}
 
 
+def table(record: Mapping[str, Any]) -> tuple[Sequence[str], list[list[str]]]:
+    """The head and the rows of a record: microseconds of a step."""
+    head = (
+        "beam",
+        "sentences",
+        "host chooses each token",
+        "ahead, all host time",
+        "a GPU waits for",
+        "of that, between two",
+    )
+    names = ("host", "ahead", "waits", "between")
+    return head, [
+        [str(row["beam"]), str(row["batch"]), *(f"{row[name]['median']:.1f}" for name in names)]
+        for row in record["rows"]
+    ]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="a JSON file")
@@ -257,7 +275,8 @@ def main() -> int:
                 rows.append(measure(config, batch, beam, searcher))
                 print(rows[-1], flush=True)
     if options.out:
-        options.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        record = {"machine": machine("cpu"), "rows": rows}
+        options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

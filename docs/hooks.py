@@ -308,6 +308,15 @@ def cuda_dry_steps() -> str:
     return f"{_table(*step_table(record['steps']))}\n\n{_table(*size_table(record['sizes']))}"
 
 
+def search_host() -> str:
+    """What benchmarks/search_host.py measured."""
+    from benchmarks.search_host import table
+
+    record = json.loads((RESULTS / "search_host.json").read_text(encoding="utf-8"))
+    about = record["machine"]
+    return f"{about['cpu']}, {about['date'][:10]}.\n\n{_table(*table(record))}"
+
+
 def output_projection() -> str:
     """What benchmarks/output_projection.py measured."""
     record = json.loads((RESULTS / "output_projection.json").read_text(encoding="utf-8"))
@@ -389,6 +398,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "gpu-day-results": gpu_day_results,
     "cuda-dry-steps": cuda_dry_steps,
     "step-model": step_model,
+    "search-host": search_host,
     "output-projection": output_projection,
     "precision-results": lambda: recorded("precision"),
     "agreement-results": lambda: recorded("agreement"),

@@ -24,6 +24,7 @@ from tfexport.scale.row_function import RowFunction
 from tfexport.scale.rows import texts, written
 from tfexport.scale.shards import Input, Shard, gaps, read_shards
 from tfexport.scale.tries import Tries, rows_of
+from tfexport.system.processes import leave_out_of_collections
 
 READERS = 4
 """Files that are read at once. They need less than a CPU: decoding takes far longer."""
@@ -68,7 +69,9 @@ class ShardWriter:
 
     @cached_property
     def _function(self) -> RowFunction:
-        return self._task.load()
+        function = self._task.load()
+        leave_out_of_collections()  # Ray's modules alone make hundreds of thousands of objects, which an actor keeps
+        return function
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         return pa.Table.from_pylist([self._done(row) for row in batch.to_pylist()])
