@@ -12,7 +12,6 @@ from fuzz.fault_edits import (
     Plant,
     find,
     in_function,
-    in_graph,
     in_model,
     inputs_swapped,
     other_constant,
@@ -118,9 +117,10 @@ def attention_faults() -> list[Fault]:
               with_attribute(f"{E0}.self_attention", "Attention", "scale", 0.24)),
         fault("encoder.bf16.lengths", "scale", "scores too small by 4 %, by CUDA", f"{E0}.self_attention",
               with_attribute(f"{E0}.self_attention", "Attention", "scale", 0.24)),
-        fault("encoder.ort", "sharp scale", "scores too large by 0.1 %", f"{E0}.self_attention", base="sharp",
-              plant=in_graph("encoder.ort.onnx",
-                             with_attribute(f"{E0}.self_attention", "MultiHeadAttention", "scale", 0.25025))),
+        fault("encoder.ort", "sharp scale", "scores too large by 0.1 %", own, _larger_queries, base="sharp"),
+        fault("encoder.ort", "definition: sharp scale", "scores too large by 0.1 %", sources, base="sharp",
+              plant=definition("encoder.ort", "SourceAttention",
+                               with_attribute(own, "MultiHeadAttention", "scale", 0.25025))),
         fault("beam_step_attention.ort", "layers", "weights of another layer", shapes,
               inputs_swapped("", "Concat", 0, 1)),
         fault("decoder_step_attention.bf16", "layers", "weights of another layer", shapes,
@@ -152,3 +152,10 @@ def _keys_for_values(function: Nodes) -> None:
     """The weighted sums are of keys."""
     keys, values = (find(function, f"{D0}.self_attention", "Gather", number) for number in (0, 1))
     values.input[0] = keys.input[0]
+
+
+def _larger_queries(graph: Nodes) -> None:
+    """The scores of a layer are too large by 0.1 %."""
+    module = f"{E0}.self_attention"
+    query = find(graph, module, "SourceAttention").input[0]
+    then(query, "Mul", np.float32(1.001), before=module)(graph)
