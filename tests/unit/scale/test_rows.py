@@ -113,6 +113,13 @@ def test_values_that_python_has_not_are_written_as_json() -> None:
     assert (good["input_text"], good["several"], good["nested"]) == ("b", [], {"of": "b", "day": "1970-01-01"})
 
 
+def test_deep_values_beside_numbers_that_json_has_not_are_written() -> None:
+    depth = 700
+    found = json_rows(lines(b'{"x": NaN, "y": %s%s}' % (b"[" * depth, b"]" * depth)), [Row("null")], "jsonl")
+    assert found[0]["x"] is None
+    assert json.dumps(found[0]["y"]) == "[" * depth + "]" * depth
+
+
 def test_half_a_pair_of_surrogates_is_written() -> None:
     (found,) = json_rows(lines(rb'{"text": "\ud800"}'), [Row("invalid_utf8")], "jsonl")
     assert found["input_text"] == "\ud800"
