@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from html.parser import HTMLParser
 
 import pytest
 
 from fuzz.documents import check
-from tests.support.documents import backwards, same, taken_apart
+from tests.support.documents import backwards, is_balanced, same, tags, taken_apart
 from tfexport.documents.document import Document
 from tfexport.documents.markdown_runs import escaped
 from tfexport.documents.options import DocumentOptions, InputDocumentOptions, Markup
@@ -139,6 +140,16 @@ def test_html(html: str, expected: str) -> None:
 @pytest.mark.parametrize("html", ["eins</b> zwei <i>drei", "<b>eins, <i>zwei</b> drei</i>", "<b>" * 50 + "eins zwei"])
 def test_tags_that_are_not_balanced_stay_wherever(html: str) -> None:
     assert sorted(re.findall("<[^>]*>", reversed_words(html, "html"))) == sorted(re.findall("<[^>]*>", html))
+
+
+@pytest.mark.parametrize("depth", [49, 51, 2000])
+def test_elements_deep_within_each_other_stay_balanced(depth: int) -> None:
+    html = f"Ein {'<b><i>' * depth}Hund{'</i></b>' * depth} läuft"
+    found = taken_apart(html, "html")
+    for translate in (same, backwards):
+        after = tags(found.text([translate(one) for one in found.segments]))
+        assert Counter(after) == Counter(tags(html))
+        assert is_balanced(after)
 
 
 def test_what_has_no_whole_tag_is_not_given_to_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
