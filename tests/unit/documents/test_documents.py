@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections import Counter
 from html.parser import HTMLParser
 
@@ -140,6 +141,13 @@ def test_html(html: str, expected: str) -> None:
 @pytest.mark.parametrize("html", ["eins</b> zwei <i>drei", "<b>eins, <i>zwei</b> drei</i>", "<b>" * 50 + "eins zwei"])
 def test_tags_that_are_not_balanced_stay_wherever(html: str) -> None:
     assert sorted(re.findall("<[^>]*>", reversed_words(html, "html"))) == sorted(re.findall("<[^>]*>", html))
+
+
+def test_tags_of_a_sentence_are_placed_one_after_the_other() -> None:
+    html = "eins" + "<wbr>" * 40_000 + " zwei"  # to compare each with every other takes more than a minute
+    began = time.process_time()
+    assert Counter(tags(reversed_words(html, "html"))) == Counter(tags(html))
+    assert time.process_time() - began < 30
 
 
 @pytest.mark.parametrize("depth", [49, 51, 2000])
