@@ -141,9 +141,9 @@ def _run(
     flags = {found.flag: getattr(columns, name) for name, found in declared(type(columns)).items()}
     found = inputs_of(inputs(source), flags)
     out = Output(Place.of(output), corpus.output_format or found[0].format)
-    if out.format == "text":
-        task = replace(task, options=task.kind.for_text(task.options))
     manifest = Manifest.of(task, corpus, found, out.format)
+    if out.format == "text":  # the manifest has the format, and what follows from it is no option that was given
+        task = replace(task, options=task.kind.for_text(task.options))
     counts: Counter[str] = Counter()
     with only_driver(out.folder, out.own) as check:
         manifest.begin(out, resume=resume)

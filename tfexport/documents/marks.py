@@ -46,7 +46,8 @@ def nodes_of(source: str, run: Run, start: int, end: int) -> tuple[list[Node], l
         )
         if index not in known and is_alone and (is_within or is_enclosed):
             chosen.append((index, index))
-    marks = [run.marks[index] for index in touching if any(index in pair for pair in chosen)]
+    moving = {index for pair in chosen for index in pair}
+    marks = [run.marks[index] for index in touching if index in moving]
     return _tree([(pair, _node(source, run, pair, start, len(text), at)) for pair in sorted(chosen, key=_order)]), marks
 
 

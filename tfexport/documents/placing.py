@@ -128,10 +128,11 @@ class _Placer:
         """Place nodes, and all nodes in them, among the units `within`."""
         free = np.zeros(len(self.weights), bool)
         free[within[0] : within[1]] = True
+        elements = [node for node in nodes if node.source[0] != node.source[1]]
         # Nodes with the most text choose first. Nodes without text are placed next to them.
         for node in sorted(nodes, key=lambda node: (node.copied is None, node.source[0] - node.source[1])):
             if node.source[0] == node.source[1]:
-                node.at = _point(node, within, nodes, self.weights)
+                node.at = _point(node, within, elements, self.weights)
                 continue
             node.at = self._copy_of(node, free) or self._part(node, within, free)
             free[node.at[0] : node.at[1]] = False
@@ -206,17 +207,15 @@ def _nearest_point(within: Span, share: Floats, free: NDArray[np.bool_]) -> int:
     return place
 
 
-def _point(node: Node, within: Span, siblings: Sequence[Node], weights: Floats) -> Span:
+def _point(node: Node, within: Span, elements: Sequence[Node], weights: Floats) -> Span:
     """The place of a mark: units before it attend to the source before the mark, units after it to the source after it."""
     low, high = within
     before = weights[low:high, : node.source[0]].sum(axis=1)
     after = weights[low:high, node.source[0] :].sum(axis=1)
     sums = np.concatenate([[0.0], np.cumsum(before - after)])
     place = low + int(sums.argmax())
-    for other in siblings:
+    for other in elements:
         first, last = other.at
-        if other.source[0] == other.source[1]:
-            continue
         # Nothing can be before an element that was open before the sentence, or after one that stays open.
         if (first < place or other.begins) and (place < last or other.ends):
             place = first if node.source[0] <= other.source[0] else last

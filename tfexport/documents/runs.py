@@ -13,6 +13,10 @@ from typing import Literal
 
 Kind = Literal["open", "close", "point", "atom"]
 
+DEEPEST = 100
+"""Elements that may be open around another one. The tags of those further inside move one by one: placing elements takes a
+Python frame for each level."""
+
 
 @dataclass(frozen=True)
 class Mark:
@@ -132,6 +136,9 @@ class RunBuilder:
             self._open[opened] -= 1
             if opened == name:
                 break
+        if len(self._opened) >= DEEPEST:
+            self._add("point", start, end)
+            return
         first = self._marks[place]
         self._marks[place] = Mark("open", first.start, first.end, first.source, len(self._marks))
         self._add("close", start, end, place)

@@ -11,6 +11,7 @@ from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.classify import ClassWriter, classify, read_labels
 from tfexport.decoding.line_reader import Reader
 from tfexport.decoding.request_options import RuntimeOptions
+from tfexport.errors import TfexportError
 from tfexport.option import declared, with_keywords
 from tfexport.runtimes import load_classifier
 from tfexport.scale.options import ActorOptions, ClassOptions
@@ -49,6 +50,8 @@ class Classifier(RowFunction):
     def described(cls, bundle: Path, options: Mapping[str, Any]) -> dict[str, Any]:
         """See `RowFunction.described`."""
         opened = open_bundle(bundle)
+        if not opened.config.is_classifier:
+            raise TfexportError(f"{bundle} is a translation model, which has no classes. Use `tfexport corpus`.")
         Reader.of(opened, "text")
         chosen = group_of(ClassOptions, options)
         names = None if chosen.labels is None else read_labels(chosen.labels, opened.config.n_classes)

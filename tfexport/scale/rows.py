@@ -111,7 +111,11 @@ def _json_lines(added: dict[str, list[Any]], records: Sequence[dict[str, Any]]) 
 
 def _records(table: pa.Table, source: CorpusFormat, reads: Sequence[str]) -> list[dict[str, Any]]:
     if source == "parquet":
-        return [_plain(record) for record in table.to_pylist()]
+        try:
+            return [_plain(record) for record in table.to_pylist()]
+        except (pa.ArrowException, ValueError, OverflowError):  # of one value, which must not end the run
+            named = list(zip(table.column_names, table.columns, strict=True))
+            return [{name: _value(column[row]) for name, column in named} for row in range(len(table))]
     raw: list[bytes] = table[RAW].to_pylist()
     if source == "text":
         columns = _text_columns(raw, reads)
@@ -149,6 +153,23 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+
+
+def _value(value: pa.Scalar) -> Any:
+    """A value of Arrow as JSON has it, also where Python has no such value.
+
+    Text that is not UTF-8 gets replacement characters. A date or time that Python has not is the number that Arrow has.
+    """
+    try:
+        return _plain(value.as_py())
+    except (pa.ArrowException, ValueError, OverflowError):
+        if isinstance(value, pa.StringScalar):
+            return value.as_buffer().to_pybytes().decode("utf-8", "replace")
+        if isinstance(value, pa.StructScalar):
+            return {value.type.field(n).name: _value(value[n]) for n in range(len(value))}
+        if isinstance(value, pa.ListScalar):
+            return [_value(inner) for inner in value.values]
+        return _value(value.value) if isinstance(value.value, pa.Scalar) else value.value
 
 
 def _parquet(table: pa.Table, added: dict[str, list[Any]], kinds: Mapping[str, Kind]) -> bytes:

@@ -78,8 +78,8 @@ class Translator(RowFunction):
 
     @classmethod
     def for_text(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Without scores, as in `tfexport decode`: greedy search is faster without them."""
-        return {"scores": False, **options}
+        """Without scores, as in `tfexport decode`: greedy search is faster without them. Scores of tokens need them."""
+        return {"scores": bool(options.get("token_scores")), **options}
 
     @property
     def added(self) -> Mapping[str, Kind]:

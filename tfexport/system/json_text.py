@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 
@@ -12,12 +11,6 @@ def json_text(value: Any, *, indent: int | None = None, ensure_ascii: bool = Tru
     try:
         return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
     except ValueError:  # a number that is not finite, which is rare
-        return json.dumps(_finite(value), indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        # In C: deep values need no Python frames.
+        finite = json.loads(json.dumps(value), parse_constant=lambda name: None)
+        return json.dumps(finite, indent=indent, ensure_ascii=ensure_ascii, allow_nan=False)

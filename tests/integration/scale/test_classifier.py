@@ -52,3 +52,5 @@ def test_what_cannot_be_used_is_an_error(worded_classifier: Path, tiny_bundle: P
             Classifier(worded_classifier, **wrong)
     with pytest.raises(TfexportError):
         Classifier(tiny_bundle)
+    with pytest.raises(TfexportError, match="is a translation model"):  # before Ray starts and a folder is made
+        Classifier.described(tiny_bundle, {})

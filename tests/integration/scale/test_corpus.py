@@ -95,6 +95,8 @@ def test_what_cannot_be_written_is_one_line_and_the_run_goes_on(tiny_bundle: Pat
     done = corpus(tiny_bundle, *given)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith(f"error: cannot write {part}: ")
+    refused = corpus(tiny_bundle, *given, "--output-format", "jsonl")
+    assert " has another run: its output_format is 'text', not 'jsonl'. Go on " in refused.stderr.splitlines()[-1]
     part.rmdir()
     assert corpus(tiny_bundle, *given).returncode == 0
     content = b"".join(part.read_bytes() for part in sorted((tmp_path / "out").glob("part-*")))

@@ -89,6 +89,12 @@ def test_text_alone_is_the_same_and_greedy_search_has_no_scores(tiny_bundle: Pat
     assert all(math.isnan(row.found[0].score) == ("beam" not in search) for row in rows[1])
 
 
+def test_text_alone_takes_all_options(tiny_bundle: Path) -> None:
+    given = Translator.for_text({"token_scores": True, "max_length": 12})
+    (row,) = Translator(tiny_bundle, **given).rows(LINES[:1])
+    assert row.found[0].score < 0
+
+
 def test_an_output_that_the_tokenizer_cannot_write_is_marked(
     translator: Translator, wanted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

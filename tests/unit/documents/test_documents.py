@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+import time
+from collections import Counter
 from html.parser import HTMLParser
 
 import pytest
 
 from fuzz.documents import check
-from tests.support.documents import backwards, same, taken_apart
+from tests.support.documents import backwards, is_balanced, same, tags, taken_apart
 from tfexport.documents.document import Document
 from tfexport.documents.markdown_runs import escaped
 from tfexport.documents.options import DocumentOptions, InputDocumentOptions, Markup
@@ -139,6 +141,23 @@ def test_html(html: str, expected: str) -> None:
 @pytest.mark.parametrize("html", ["eins</b> zwei <i>drei", "<b>eins, <i>zwei</b> drei</i>", "<b>" * 50 + "eins zwei"])
 def test_tags_that_are_not_balanced_stay_wherever(html: str) -> None:
     assert sorted(re.findall("<[^>]*>", reversed_words(html, "html"))) == sorted(re.findall("<[^>]*>", html))
+
+
+def test_tags_of_a_sentence_are_placed_one_after_the_other() -> None:
+    html = "eins" + "<wbr>" * 40_000 + " zwei"  # to compare each with every other takes more than a minute
+    began = time.process_time()
+    assert Counter(tags(reversed_words(html, "html"))) == Counter(tags(html))
+    assert time.process_time() - began < 30
+
+
+@pytest.mark.parametrize("depth", [49, 51, 2000])
+def test_elements_deep_within_each_other_stay_balanced(depth: int) -> None:
+    html = f"Ein {'<b><i>' * depth}Hund{'</i></b>' * depth} läuft"
+    found = taken_apart(html, "html")
+    for translate in (same, backwards):
+        after = tags(found.text([translate(one) for one in found.segments]))
+        assert Counter(after) == Counter(tags(html))
+        assert is_balanced(after)
 
 
 def test_what_has_no_whole_tag_is_not_given_to_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,29 @@ def test_json_lines_are_kept() -> None:
     assert json.loads(whole["input_json"][0].as_py())["more"] == {"a": [2]}
 
 
+def test_values_that_python_has_not_are_written_as_json() -> None:
+    damaged = pa.array([b"caf\xe9", b"b"]).view(pa.string())
+    days = pa.array([10_000_000, 0], pa.int32()).view(pa.date32())
+    kinds = {"text": damaged, "large": damaged.view(pa.binary()).cast(pa.large_binary()).view(pa.large_string())}
+    nested = pa.StructArray.from_arrays([damaged, days], ["of", "day"])
+    several = pa.ListArray.from_arrays(pa.array([0, 2, 2], pa.int32()), damaged)
+    coded = pa.DictionaryArray.from_arrays([0, 1], damaged)
+    times = pa.array([1 << 62, 0], pa.timestamp("us"))
+    table = pa.table({**kinds, "nested": nested, "several": several, "coded": coded, "time": times})
+    bad, good = json_rows(table, [Row("invalid_utf8"), ok("B")], "parquet")
+    assert (bad["status"], bad["input_text"], bad["large"], bad["coded"]) == ("invalid_utf8", *["caf\ufffd"] * 3)
+    assert (bad["nested"], bad["several"]) == ({"of": "caf\ufffd", "day": 10_000_000}, ["caf\ufffd", "b"])
+    assert (bad["time"], good["time"]) == (1 << 62, "1970-01-01 00:00:00")
+    assert (good["input_text"], good["several"], good["nested"]) == ("b", [], {"of": "b", "day": "1970-01-01"})
+
+
+def test_deep_values_beside_numbers_that_json_has_not_are_written() -> None:
+    depth = 700
+    found = json_rows(lines(b'{"x": NaN, "y": %s%s}' % (b"[" * depth, b"]" * depth)), [Row("null")], "jsonl")
+    assert found[0]["x"] is None
+    assert json.dumps(found[0]["y"]) == "[" * depth + "]" * depth
+
+
 def test_half_a_pair_of_surrogates_is_written() -> None:
     (found,) = json_rows(lines(rb'{"text": "\ud800"}'), [Row("invalid_utf8")], "jsonl")
     assert found["input_text"] == "\ud800"
