@@ -16,6 +16,7 @@ from tfexport.decoding.line_reader import Reader, TargetReader
 from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.request_options import InputFormat, RuntimeOptions
 from tfexport.decoding.translate import Result, Writer
+from tfexport.errors import TfexportError
 from tfexport.option import declared, with_keywords
 from tfexport.runtimes import load_runtime
 from tfexport.scale.options import ActorBatches
@@ -24,6 +25,14 @@ from tfexport.text.tokenizer_parts import PanicError
 
 WINDOW = 16_384
 """Rows whose lengths are sorted together: all of a shard, because nobody waits for the first."""
+
+
+WITHOUT_EFFECT = {
+    "token_scores": "the output has no scores of tokens",
+    "attention": "the output has no attention",
+    "constraint_order": "rows have no required phrases",
+}
+"""Options of a search that rows of a corpus have no use for, and why."""
 
 
 class Translator(RowFunction):
@@ -55,6 +64,7 @@ class Translator(RowFunction):
         batches, runtime = group_of(ActorBatches, options), group_of(RuntimeOptions, options)
         others = {*declared(ActorBatches), *declared(RuntimeOptions)}
         search = {name: value for name, value in options.items() if name not in others}
+        _require_effect(search)
         require_runtime(runtime.runtime, batches.threads)
         opened = open_bundle(path_of("bundle", bundle))
         self._batches = batches
@@ -68,6 +78,7 @@ class Translator(RowFunction):
     @classmethod
     def described(cls, bundle: Path, options: Mapping[str, Any]) -> dict[str, Any]:
         """See `RowFunction.described`."""
+        _require_effect(options)
         opened = open_bundle(bundle)
         Reader.of(opened, "text")
         writer = Writer.of(opened, "text")
@@ -78,8 +89,8 @@ class Translator(RowFunction):
 
     @classmethod
     def for_text(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Without scores, as in `tfexport decode`: greedy search is faster without them. Scores of tokens need them."""
-        return {"scores": bool(options.get("token_scores")), **options}
+        """Without scores, as in `tfexport decode`: greedy search is faster without them."""
+        return {"scores": False, **options}
 
     @property
     def added(self) -> Mapping[str, Kind]:
@@ -117,7 +128,7 @@ class Translator(RowFunction):
 
     def line(self, row: Row) -> str:
         """The hypotheses, separated by tabs."""
-        return "\t".join(_one_line(one.text) for one in row.found)
+        return "\t".join(one.text for one in row.found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,5 +148,8 @@ def _row(result: Result, writer: Writer) -> Row:
     return Row(result.status, result.message, tuple(found))
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.splitlines()) if not text.isprintable() else text
+def _require_effect(options: Mapping[str, Any]) -> None:
+    """Raises TfexportError where an option is given that would be ignored."""
+    for name, reason in WITHOUT_EFFECT.items():
+        if options.get(name):
+            raise TfexportError(f"{name} has no effect on a corpus: {reason}. Leave it out.")

@@ -89,12 +89,6 @@ def test_text_alone_is_the_same_and_greedy_search_has_no_scores(tiny_bundle: Pat
     assert all(math.isnan(row.found[0].score) == ("beam" not in search) for row in rows[1])
 
 
-def test_text_alone_takes_all_options(tiny_bundle: Path) -> None:
-    given = Translator.for_text({"token_scores": True, "max_length": 12})
-    (row,) = Translator(tiny_bundle, **given).rows(LINES[:1])
-    assert row.found[0].score < 0
-
-
 def test_an_output_that_the_tokenizer_cannot_write_is_marked(
     translator: Translator, wanted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,3 +125,7 @@ def test_what_cannot_be_used_is_an_error(translator: Translator, tiny_bundle: Pa
     for wrong in ({"beem": 4}, {"beam": 0}, {"threads": 0}, {"batch_size": "x"}, {"precision": "fp8"}, {"nbest": 9}):
         with pytest.raises(TfexportError):
             Translator(tiny_bundle, **wrong)
+    for ignored in ({"token_scores": True}, {"constraint_order": "ordered"}):
+        for make in (lambda: Translator(tiny_bundle, **ignored), lambda: Translator.described(tiny_bundle, ignored)):  # noqa: B023
+            with pytest.raises(TfexportError, match="has no effect on a corpus"):
+                make()

