@@ -187,7 +187,7 @@ def markdown(record: Mapping[str, Any]) -> str:
     said = [
         f"{about['cpu']}, {about['cpus']} CPUs, {about['date'][:10]}; tfexport {about['versions']['tfexport']}.",
         f"Lines of `{settings['text']}`, repeated: {settings['few']:,} and {settings['many']:,}, medians of "
-        f"{settings['repeats']} runs. Greedy search, batches of 32, one thread for each worker and actor.",
+        f"{settings['repeats']} runs. Greedy search, one thread for each worker and actor, default batches.",
     ]
     if settings["repeats"] < LEAST_REPEATS:
         said.append("**This was a short run, to try the script: its rates may be far off.**")
