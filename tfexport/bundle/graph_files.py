@@ -65,6 +65,8 @@ _MOST_PARTS = 16
 _ITEM_SIZES = {1: 4, 2: 1, 3: 1, 6: 4, 7: 8, 9: 1, 10: 2, 16: 2}
 """Item size in bytes by ONNX type number: float32, uint8, int8, int32, int64, bool, float16 and bfloat16."""
 _FLOAT, _INT64, _EXTERNAL = 1, 7, 1
+_TENSOR = 4
+"""The type number of an attribute that is a tensor."""
 _SENTENCES = "src_len"
 """The graph input whose size is the number of sentences, which is never 0."""
 _FOUND = "found"
@@ -76,7 +78,7 @@ _FIELDS: Mapping[str, str] = {
     "Node": "input=1:string* output=2:string* name=3:string op_type=4:string attribute=5:Attribute* domain=7:string "
     "overload=8:string",
     "Attribute": "name=1:string t=5:Tensor g=6:Other tensors=10:Other* graphs=11:Other* tp=14:Other "
-    "type_protos=15:Other* sparse_tensor=22:Other sparse_tensors=23:Other*",
+    "type_protos=15:Other* type=20:int32 ref_attr_name=21:string sparse_tensor=22:Other sparse_tensors=23:Other*",
     "Tensor": "dims=1:int64* data_type=2:int32 segment=3:Other name=8:string raw_data=9:bytes external_data=13:Entry* "
     "data_location=14:int32",
     "Entry": "key=1:string value=2:string",
@@ -129,6 +131,8 @@ def _check(model: Any, weights: Mapping[str, int]) -> None:
             raise _Refused(f"it defines the function {function.name} twice")
         functions[function.name] = len(function.node)
         _check_attributes(function.attribute_proto)
+        if any(attribute.HasField("t") for attribute in function.attribute_proto):
+            raise _Refused(f"its function {function.name} has a tensor as a default")
         _check_nodes(function.node, {}, (), function.input)
     _check_nodes(model.graph.node, dict(_initializers(model.graph, weights)), functions)
     expanded = sum(functions.get(node.op_type, 1) if node.domain == OWN else 1 for node in model.graph.node)
@@ -151,15 +155,23 @@ def _check_nodes(
     callable_names = frozenset(functions)
     known = {**constants}
     padded: set[str] = set()
+    taken = {*given, *constants}
     for node in nodes:
         allowed = callable_names if node.domain == OWN else OPERATORS.get(_domain(node.domain), frozenset())
         if node.op_type not in allowed or node.overload:
             raise _Refused(f"it has the operator {_shown(node.domain, node.op_type)}")
         _check_attributes(node.attribute)
+        for name in filter(None, node.output):
+            if name in taken:  # of two constants of one name, ONNX Runtime takes the last one for all nodes
+                raise _Refused(f"it makes the value {name[:80]!r} twice")
+            taken.add(name)
         for attribute in node.attribute:
             if attribute.HasField("t"):
                 if node.op_type != "Constant" or attribute.t.data_location == _EXTERNAL:
                     raise _Refused(f"{node.name[:80]} has a tensor as an attribute")
+                is_value = (attribute.name, attribute.type, attribute.ref_attr_name) == ("value", _TENSOR, "")
+                if not is_value or len(node.attribute) > 1:  # ONNX Runtime would read another attribute
+                    raise _Refused(f"{node.name[:80]} has a tensor that is not its value")
                 _check_inline(attribute.t)
                 known.update(dict.fromkeys(node.output, attribute.t))
         if node.op_type == "Pad":

@@ -152,6 +152,34 @@ def divided_by_a_constant_in_a_function() -> onnx.ModelProto:
     return model(helper.make_node("Linear", ["x"], ["y"], domain="tfexport"), functions=[function("Linear", *nodes)])
 
 
+def range_in_a_function(*attributes: onnx.AttributeProto, default: int | None = None) -> onnx.ModelProto:
+    """To a constant with these attributes."""
+    ends = helper.make_node("Constant", [], ["end"])
+    ends.attribute.extend(attributes)
+    nodes = [
+        *(helper.make_node("Constant", [], [name], value=constant("", n)) for name, n in (("zero", 0), ("one", 1))),
+        *(ends, helper.make_node("Range", ["zero", "end", "one"], ["b"])),
+    ]
+    ranges = function("Linear", *nodes)
+    if default is not None:
+        ranges.attribute_proto.append(value_of(default))
+    return model(helper.make_node("Linear", ["x"], ["y"], domain="tfexport"), functions=[ranges])
+
+
+def range_to_a_constant_made_again() -> onnx.ModelProto:
+    ends = [helper.make_node("Constant", [], ["end"], value=constant("", n)) for n in (1, 2**31)]
+    range_to_it = helper.make_node("Range", ["zero", "end", "one"], ["y"])
+    return model(ends[0], range_to_it, ends[1], weights=[constant("zero", 0), constant("one", 1)])
+
+
+def value_of(number: int, name: str = "value", **fields: Any) -> onnx.AttributeProto:
+    """A tensor as an attribute."""
+    attribute = helper.make_attribute(name, constant("", number))
+    for field, value in fields.items():
+        setattr(attribute, field, value)
+    return attribute
+
+
 def padded(*numbers: int, value: str = "w", times: int = 1) -> onnx.ModelProto:
     weight = numpy_helper.from_array(np.zeros((1, 4), np.float32), "w")
     nodes = [helper.make_node("Pad", [value, "pads"], [f"y{index}"]) for index in range(times)]
@@ -248,6 +276,27 @@ REFUSED: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "many calls": (many_calls_of_a_long_function, "nodes when its functions are expanded"),
     "a tensor larger than its bytes": (tensor_of_two_gigabytes, "another size than it declares"),
     "a constant larger than its bytes": (constant_node, "another size than it declares"),
+    "a constant that a call replaces": (
+        lambda: range_in_a_function(value_of(1, ref_attr_name="value")),
+        "a tensor that is not its value",
+    ),
+    "a constant that a default replaces": (
+        lambda: range_in_a_function(value_of(1, ref_attr_name="value"), default=2**31),
+        "its function Linear has a tensor as a default",
+    ),
+    "two constants in one": (
+        lambda: range_in_a_function(value_of(2**31), value_of(1, ref_attr_name="alpha")),
+        "a tensor that is not its value",
+    ),
+    "a constant under another name": (
+        lambda: range_in_a_function(value_of(1, "axis")),
+        "a tensor that is not its value",
+    ),
+    "a constant of another type": (
+        lambda: range_in_a_function(value_of(1, type=onnx.AttributeProto.INT, i=2**31)),
+        "a tensor that is not its value",
+    ),
+    "a constant made again": (range_to_a_constant_made_again, "makes the value 'end' twice"),
     "a sparse tensor": (lambda: sparse(), "parts other than nodes and weights"),
     "a file that is not listed": (adding(stored("w", [4], location="other.safetensors")), "does not list"),
     "a file elsewhere": (adding(stored("w", [4], location="../weights.safetensors")), "does not list"),
