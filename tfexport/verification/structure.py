@@ -6,12 +6,13 @@ one, or clips numbers beyond those of the inputs, computes the same on nearly al
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 
 import onnx
 import onnx_ir as ir
 
-from tfexport.bundle.reader import Bundle
+from tfexport.bundle.reader import MANIFEST, Bundle
 from tfexport.exporter.pipeline import emit, weights_files
 from tfexport.graphs.stored_weights import StoredWeights
 from tfexport.system.version import version
@@ -19,17 +20,26 @@ from tfexport.verification.files import Mismatch, graph_specs
 
 
 def structure_mismatches(bundle: Bundle) -> tuple[list[Mismatch], list[str]]:
-    """The graphs that differ from those of this version, and the files of another version, which are not compared."""
+    """The graphs that differ from those of this version, and the files of another version, which are not compared.
+
+    A graph of another version than that of the manifest differs, too.
+    """
     found, others = [], []
     specs = graph_specs(bundle)
+    recorded = json.loads((bundle.directory / MANIFEST).read_text(encoding="utf-8")).get("versions", {}).get("tfexport")
     for graph in bundle.graphs:
         spec = specs.get((graph.role, graph.precision, graph.dialect))
         if spec is None or spec.file != graph.file:  # reported for the manifest
             continue
         try:
             written = onnx.load(bundle.directory / graph.file, load_external_data=False)
-            if (written.producer_name, written.producer_version) != ("tfexport", version()):
-                others.append(graph.file)
+            writer = written.producer_version if written.producer_name == "tfexport" else written.producer_name
+            if writer != version():
+                if writer == recorded:
+                    others.append(graph.file)
+                else:
+                    about = f"names {writer or 'nobody'} as its writer, and the manifest tfexport {recorded}"
+                    found.append(Mismatch(graph.file, about))
                 continue
             files = weights_files(bundle.config, graph.precision)
             stored = StoredWeights(*(bundle.directory / file for file in files))

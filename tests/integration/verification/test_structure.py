@@ -111,7 +111,15 @@ def test_graphs_of_another_version_are_not_compared_and_named(clean: Bundle, tmp
         model.producer_version = "0.0.9"
         other_epsilon(model)
 
-    assert structure_mismatches(mutant(clean, tmp_path / "mutant", "encoder.onnx", change)) == ([], ["encoder.onnx"])
+    bundle = mutant(clean, tmp_path / "mutant", "encoder.onnx", change)
+    (found,), others = structure_mismatches(bundle)
+    assert (found.file, others) == ("encoder.onnx", [])
+    assert found.about.startswith("names 0.0.9 as its writer, and the manifest tfexport ")
+
+    manifest = json.loads((bundle.directory / "manifest.json").read_text(encoding="utf-8"))
+    manifest["versions"] = {"tfexport": "0.0.9"}
+    (bundle.directory / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    assert structure_mismatches(bundle) == ([], ["encoder.onnx"])
 
 
 def test_a_graph_that_cannot_be_read_is_told(clean: Bundle, tmp_path: Path) -> None:
