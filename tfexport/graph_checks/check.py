@@ -127,6 +127,9 @@ def sizes_of(config: ModelConfig) -> list[dict[str, int]]:
     return [*small, {**large, "src": far, "cache": far, "least": far - 1}]
 
 
+CHAINED = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
+"""Operators whose kernels for CPUs add the squares of a row one by one."""
+
 HOPELESS = 100.0
 """An error that is larger than the allowed one by this factor is not measured again: no other rounding explains it."""
 
@@ -170,8 +173,12 @@ def _checked(
     makers = {name: node.name for node in proto.graph.node for name in node.output}
     session = Session(proto, graph, folder, [place.value for place in places], with_kernels)
     random = np.random.default_rng(1)
-    inner = [Rounding() for _ in places]
-    last = {tensor.name: Rounding() for tensor in graph.outputs}
+    chains = dict.fromkeys(
+        (name for node in proto.graph.node if node.op_type in CHAINED for name in node.output),
+        definition.model.config.d_model,
+    )
+    inner = [Rounding(chain=chains.get(place.value, 0)) for place in places]
+    last = {tensor.name: Rounding(chain=chains.get(tensor.name, 0)) for tensor in graph.outputs}
     cases = []
 
     def measured(followed: Followed) -> Iterator[tuple[Rounding, Rounding]]:

@@ -30,6 +30,12 @@ MEAN_FACTOR = 4.0
 few numbers by much."""
 
 MEAN_FLOOR = 0.5
+
+CHAIN = 1 / 6
+"""If a runtime adds the n squares of a row one by one, its mean error may be larger by CHAIN * sqrt(n) units in the last
+place of float32. A sum of n positive numbers has a relative error of so many, and all numbers of the row share it. PyTorch
+adds in blocks."""
+
 FEWEST = 64
 """The smallest count of numbers for which the mean is compared."""
 
@@ -57,6 +63,8 @@ class Rounding:
     """The largest absolute value of the exact numbers."""
     count: int = 0
     """The count of numbers with known means."""
+    chain: int = 0
+    """The count of squares of a row that the runtime adds one by one; 0 if it adds in blocks."""
     mean_error: float = 0.0
     mean_own: float = 0.0
     mean_size: float = 0.0
@@ -108,7 +116,8 @@ class Rounding:
         """The largest mean error that follows from rounding; infinite for few numbers."""
         if self.count < FEWEST:
             return math.inf
-        return MEAN_FACTOR * self.mean_own + MEAN_FLOOR * EPS.get(precision, EPS["float32"]) * self.mean_size
+        floor = MEAN_FLOOR * EPS.get(precision, EPS["float32"]) + CHAIN * math.sqrt(self.chain) * EPS["float32"]
+        return MEAN_FACTOR * self.mean_own + floor * self.mean_size
 
     def holds(self, precision: Precision) -> bool:
         """Whether the error follows from rounding."""
