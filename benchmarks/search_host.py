@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from benchmarks.cuda_dry.workload import model_config
 from benchmarks.report import machine
 from tfexport.config import ModelConfig
 from tfexport.contract import Role
@@ -258,6 +257,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="a JSON file")
     options = parser.parse_args()
+    from benchmarks.cuda_dry.workload import model_config  # needs a CUDA runtime, which a reader of the table has not
+
     # Caches of a real size would be zeroed here, which a GPU does by itself.
     config = replace(model_config("tiny"), d_model=2, n_heads=1)
     rows = []

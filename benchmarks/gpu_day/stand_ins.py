@@ -19,4 +19,6 @@ def use_stand_ins(say: Callable[[str], None]) -> None:
 
 
 def have_stand_ins() -> bool:
-    return MODULE in sys.modules
+    """Whether this process decodes over them: their module may be imported for other reasons."""
+    module = sys.modules.get(MODULE)
+    return module is not None and isinstance(sys.modules.get("cuda.bindings.runtime"), module.Cudart)

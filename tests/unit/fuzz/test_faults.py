@@ -13,7 +13,15 @@ def test_the_catalogue_is_whole() -> None:
     faults = every_fault()
     assert len(faults) >= 75
     assert {fault.precision for fault in faults} == {"fp32", "fp16", "bf16", "int8", "int4"}
-    assert {fault.dialect for fault in faults} == {"ort", "onnx24", "onnx24-lengths", "weights", "text", "manifest"}
+    assert {fault.dialect for fault in faults} == {
+        "ort",
+        "ort-cuda",
+        "onnx24",
+        "onnx24-lengths",
+        "weights",
+        "text",
+        "manifest",
+    }
     assert all(fault.about and all(fault.places) for fault in faults)
     assert {fault.base for fault in faults} == {"words", "screened", "sharp", "relative", "real"}
 
