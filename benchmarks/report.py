@@ -21,10 +21,15 @@ PACKAGES = (
 )
 
 
+def _command(words: Sequence[str]) -> str:
+    """A command without the folders of this machine."""
+    return shlex.join(["python", *(Path(word).name if Path(word).is_absolute() else word for word in words[1:])])
+
+
 def machine(device: str) -> dict[str, Any]:
     """Hardware and software of this run; None for what is not there or does not tell."""
     versions = {package: _version(package) for package in PACKAGES}
-    facts: dict[str, Any] = {**cpu_facts(), "command": shlex.join(sys.orig_argv), "versions": versions, "gpu": None}
+    facts: dict[str, Any] = {**cpu_facts(), "command": _command(sys.orig_argv), "versions": versions, "gpu": None}
     if device == "cuda":
         import torch
 

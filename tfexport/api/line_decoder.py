@@ -62,11 +62,11 @@ class LineDecoder:
         batch_size: int,
         workers: int,
         given: Mapping[str, Any],
-        finish: Callable[[Result], Result] = lambda result: result,
+        convert: Callable[[Result, Writer], Translation] = translation_of,
         terms: Terminology | None = None,
     ) -> Iterator[Translation]:
         """The results of lines of a format; see `decoder`."""
-        decode = self.decoder(outputs is not None, shortlist, batch_size, workers, given, finish, terms=terms)
+        decode = self.decoder(outputs is not None, shortlist, batch_size, workers, given, convert, terms=terms)
         return decode(lines, format, outputs)
 
     def decoder(
@@ -76,22 +76,20 @@ class LineDecoder:
         batch_size: int,
         workers: int,
         given: Mapping[str, Any],
-        finish: Callable[[Result], Result] = lambda result: result,
+        convert: Callable[[Result, Writer], Any] = translation_of,
         live: bool = False,
         terms: Terminology | None = None,
         window: int | None = None,
-        told: Callable[[Result, Writer], Any] = translation_of,
     ) -> Callable[[Iterable[bytes], InputFormat, TargetReader | None], Iterator[Any]]:
         """A function that decodes lines of a format, with all arguments checked.
 
         Args:
             begins: outputs begin with a prefix.
             given: options of the search, of alignments and of the size of batches.
-            finish: a function to apply to each result.
+            convert: makes of each result what is returned.
             live: return each result without waiting for later lines.
             terms: the required and forbidden phrases.
             window: the number of lines that are read before the first is decoded; see `translate`.
-            told: what to return of a result, which may be less than all of it.
         """
         batches, others = self._batches(batch_size, workers, given)
         asked, options = self.search_of(begins, shortlist, others, terms)
@@ -110,7 +108,7 @@ class LineDecoder:
                 live=live,
                 **batches,
             )
-            return (told(finish(result), writer) for result in results)
+            return (convert(result, writer) for result in results)
 
         return decode
 

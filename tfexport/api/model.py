@@ -35,7 +35,7 @@ from tfexport.api.arguments import (
 from tfexport.api.asynchronous import AsyncTranslation
 from tfexport.api.documents import DocumentTranslation, texts_of
 from tfexport.api.line_decoder import require_shortlist, score_options
-from tfexport.api.results import Translation
+from tfexport.api.results import Translation, scored_translation_of
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision, short_name
@@ -45,7 +45,6 @@ from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.request_options import AlignmentOptions, BatchLimits, GlossaryCase, KeepOptions, TermOptions
 from tfexport.decoding.shortlist import BEST, FIRST, Shortlist, read_shortlist
 from tfexport.decoding.stream import Step, Streamed, refuse_several, stream_lines
-from tfexport.decoding.translate import scored
 from tfexport.documents.options import DocumentOptions
 from tfexport.errors import TfexportError
 from tfexport.option import with_keywords
@@ -300,7 +299,9 @@ class Model(AsyncTranslation):
         sources, outputs = pairs_of(texts, targets)
         reader = self._lines.writer().reader(whole=True, lines=lines_of("targets", outputs))
         lines, search = lines_of("texts", sources), score_options(self.config)
-        found = list(self._lines.decoded(lines, "text", reader, None, batch_size, workers, search, scored))
+        found = list(
+            self._lines.decoded(lines, "text", reader, None, batch_size, workers, search, scored_translation_of)
+        )
         return found[0] if isinstance(texts, str) else found
 
     @with_keywords(SearchOptions, KeepOptions)

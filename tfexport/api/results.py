@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from tfexport.decoding.hypothesis import Hypothesis, SourceTokens
 from tfexport.decoding.line_reader import Status
-from tfexport.decoding.translate import Result, Writer
+from tfexport.decoding.translate import Result, Writer, scored
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import FloatArray
 
@@ -85,6 +85,11 @@ def translation_of(result: Result, writer: Writer) -> Translation:
     """The result of a line in the types of the API."""
     outputs = tuple(_output(found, result, writer) for found in result.hypotheses)
     return Translation(result.status, result.message, outputs, result.line)
+
+
+def scored_translation_of(result: Result, writer: Writer) -> Translation:
+    """The same of a search whose whole output is given."""
+    return translation_of(scored(result), writer)
 
 
 def _output(found: Hypothesis, result: Result, writer: Writer) -> Output:

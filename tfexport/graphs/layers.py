@@ -237,7 +237,7 @@ def add_and_norm(emitter: Emitter, layer: str, path: str, states: Value, branch:
     with emitter.module(path):
         inputs = (states, branch, *_norm_weights(emitter, path))
         attributes = {"epsilon": float(emitter.config.norm_eps)}
-        body = ordered_sums.residual_norm if ordered_sums.is_used(emitter) else _residual_norm
+        body = ordered_sums.or_plain(emitter, ordered_sums.residual_norm, _residual_norm)
         total, normed = emitter.call("ResidualNorm", *inputs, body=body, outputs=("", ""), attributes=attributes)
     return total, normed
 

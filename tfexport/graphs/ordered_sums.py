@@ -14,7 +14,7 @@ hypotheses. A number that is not there has the weight 0, which changes no bit of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -28,12 +28,20 @@ LANES = 16
 COLUMNS = 4
 """Numbers of a head that the encoder's attention multiplies at a time. More need more memory, and fewer more nodes."""
 
+Definition = Callable[..., Sequence[Value]]
+"""Emits the body of a function; see `Emitter.call`."""
+
 _INT64 = int(ir.DataType.INT64)
 
 
 def is_used(emitter: Emitter) -> bool:
     """Whether these are the definitions of the functions in a graph of the dialect `ort`."""
     return emitter.graph.precision == "int8" and calls_attention_functions(emitter.config)
+
+
+def or_plain(emitter: Emitter, ordered: Definition, plain: Definition) -> Definition:
+    """The definition of a function in this graph: `ordered` in int8, or else `plain`, of ONNX Runtime's own operators."""
+    return ordered if is_used(emitter) else plain
 
 
 def residual_norm(emitter: Emitter, states: Value, branch: Value, scale: Value, bias: Value) -> Sequence[Value]:

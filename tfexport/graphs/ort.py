@@ -69,7 +69,7 @@ def _encoder(emitter: Emitter) -> None:
         with emitter.module(f"{path}.self_attention"):
             if calls_attention_functions(config):
                 rows = [parts[0], *(emitter.node("Reshape", part, heads) for part in parts[1:])]
-                body = ordered_sums.source_attention if ordered_sums.is_used(emitter) else _source_attention
+                body = ordered_sums.or_plain(emitter, ordered_sums.source_attention, _source_attention)
                 (mixed,) = emitter.call("SourceAttention", *rows, length, body=body, outputs=("",))
             else:
                 query, key, value = (_three_axes(emitter, part, grid) for part in parts)
@@ -118,7 +118,7 @@ def _step(emitter: Emitter, output: Projection) -> None:
         query = emitter.project(f"{path}.cross_attention.query", inner)
         with emitter.module(f"{path}.cross_attention"):
             key, value = (inputs[f"cross.{layer}.{part}"] for part in ("key", "value"))
-            body = ordered_sums.cross_attention if ordered_sums.is_used(emitter) else _cross_attention
+            body = ordered_sums.or_plain(emitter, ordered_sums.cross_attention, _cross_attention)
             (mixed,) = _call_attention(
                 emitter, "CrossAttention", query, key, value, inputs["src_len"], body=body, outputs=("",)
             )
@@ -277,10 +277,10 @@ def _self_attention(emitter: Emitter, layer: int, query_key_value: Value) -> Val
     body: Callable[..., Sequence[Value]]
     if emitter.graph.step == "decoder_step":
         name, more = "GreedyAttention", ("position", "total")
-        body = ordered_sums.greedy_attention if ordered_sums.is_used(emitter) else _greedy_attention
+        body = ordered_sums.or_plain(emitter, ordered_sums.greedy_attention, _greedy_attention)
     else:
         name, more = "BeamAttention", ("slot", "mask")
-        body = ordered_sums.beam_attention if ordered_sums.is_used(emitter) else _beam_attention
+        body = ordered_sums.or_plain(emitter, ordered_sums.beam_attention, _beam_attention)
     mixed, *_ = _call_attention(
         emitter,
         name,

@@ -10,11 +10,11 @@ from typing import Any
 
 from tfexport.api.arguments import group_of, path_of, precision_of, require_runtime
 from tfexport.api.line_decoder import LineDecoder, score_options
-from tfexport.api.results import Translation
+from tfexport.api.results import Translation, scored_translation_of
 from tfexport.bundle.reader import MANIFEST, file_sha256, open_bundle
 from tfexport.decoding.line_reader import Reader
 from tfexport.decoding.request_options import RuntimeOptions
-from tfexport.decoding.translate import Writer, scored
+from tfexport.decoding.translate import Writer
 from tfexport.option import declared, with_keywords
 from tfexport.runtimes import load_runtime
 from tfexport.scale.options import ActorBatches, ScoreOptions
@@ -133,7 +133,7 @@ class Scorer(RowFunction):
         reader = lines.writer().reader(whole=True, lines=lines_of(values, {}, target))
         given = {**score_options(lines.bundle.config), "max_batch_tokens": self._batches.max_batch_tokens}
         window = 1 if singly else None
-        score = lines.decoder(True, None, self._batches.batch_size, 1, given, scored, window=window)
+        score = lines.decoder(True, None, self._batches.batch_size, 1, given, scored_translation_of, window=window)
         return score(lines_of(values, marked, source), "text", reader)
 
     def _values(self, row: Row) -> Mapping[str, Any]:

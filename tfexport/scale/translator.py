@@ -117,7 +117,7 @@ class Translator(RowFunction):
             search["seed"] = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest())
         window = 1 if singly else WINDOW
         given = {**search, "max_batch_tokens": self._batches.max_batch_tokens}
-        return self._lines.decoder(False, None, self._batches.batch_size, 1, given, window=window, told=_row)
+        return self._lines.decoder(False, None, self._batches.batch_size, 1, given, _row, window=window)
 
     def _place(self, values: Sequence[object]) -> str:
         return super()._place(values) if self._options.samples else ""
