@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -114,10 +114,14 @@ def test_greedy_attention_has_the_bits_of_its_kernel(
     assert_same_bits("GreedyAttention", {"rows": rows, **past, "position": position, "total": total}, dim)
 
 
-@pytest.mark.sampled(every=2)
-@given(seeds, scales, *sizes)
-@example(0, 1.0, 16, 1, 1, 1)
-@settings(max_examples=20, deadline=None)
+def steps_of_all_sizes(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test with random seeds, scales and sizes, and with the smallest sizes."""
+    with_smallest = example(0, 1.0, 16, 1, 1, 1)(settings(max_examples=20, deadline=None)(test))
+    decorated: Callable[..., None] = pytest.mark.sampled(every=2)(given(seeds, scales, *sizes)(with_smallest))
+    return decorated
+
+
+@steps_of_all_sizes
 def test_beam_attention_has_the_bits_of_its_kernel(
     seed: int, scale: float, dim: int, places: int, slots: int, queries: int
 ) -> None:
@@ -133,10 +137,7 @@ def test_beam_attention_has_the_bits_of_its_kernel(
     assert_same_bits("BeamAttention", {"rows": rows, **past, "slot": slot, "mask": mask}, dim)
 
 
-@pytest.mark.sampled(every=2)
-@given(seeds, scales, *sizes)
-@example(0, 1.0, 16, 1, 1, 1)
-@settings(max_examples=20, deadline=None)
+@steps_of_all_sizes
 def test_cross_attention_has_the_bits_of_its_kernel(
     seed: int, scale: float, dim: int, places: int, slots: int, queries: int
 ) -> None:
