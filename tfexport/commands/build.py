@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -50,6 +51,9 @@ def build(
             lengths = source_lengths(Reader.of(bundle, input_format), lines)
         plan = LengthPlan.for_lengths(lengths, max_batch=engines.max_batch, max_beam=engines.max_beam)
     request = EngineRequest.of(engines, precisions_of(precision), plan)
+    if dry_run:
+        with suppress(RuntimeUnavailable):  # costs can be estimated without the library
+            request.check(bundle.config)
     for cost in request.costs(bundle.config, say):
         print_plan(cost)
     if not dry_run:

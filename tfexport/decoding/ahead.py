@@ -54,6 +54,10 @@ class SearchAhead:
         banned = self._rules.banned_ahead(length + 1, sentences, AHEAD)
         if banned is None:
             return None
+        # A new hypothesis has as many tokens as the vocabulary. CUDA's TopK fills up with the least finite number: where
+        # candidates would be -inf, it returns places that do not exist.
+        if candidates + max(map(len, banned)) > self._rules.config.tgt_vocab_size:
+            return None
         return Ahead(tokens, log_probs, candidates, banned, self._leaving)
 
 

@@ -84,7 +84,12 @@ def session_of(
     options.log_severity_level = 3  # it warns that past and present are two buffers here
     # PyTorch computes on the same CPUs between two runs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    content: Path | bytes
     if isinstance(model, Path):
-        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        content = model
+    else:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
+        content = model.SerializeToString()
+    return onnxruntime.InferenceSession(
+        content, options, providers=["CPUExecutionProvider"], disabled_optimizers=["ConstantFolding"]
+    )

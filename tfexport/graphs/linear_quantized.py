@@ -112,9 +112,10 @@ def _quantize_int4(matrix: Matrix) -> dict[str, NDArray[np.generic]]:
     n_out, n_in = matrix.shape
     padded = np.pad(matrix, ((0, 0), (0, -n_in % INT4_BLOCK))).reshape(n_out, -1, INT4_BLOCK)
     largest = np.take_along_axis(padded, np.abs(padded).argmax(axis=2)[..., None], axis=2)
-    scale = largest / -8
-    scale = np.where(scale != 0, scale, 1).astype(np.float32)
-    numbers = np.clip(np.rint(padded / scale) + 8, 0, 15).astype(np.uint8)
+    scale = (largest / -8).astype(np.float32)
+    # A block of zeros has the scale 0. With another scale its output would not be 0: `MatMulNBits` multiplies by n, and
+    # subtracts 8 times the sum of the states, which rounds.
+    numbers = np.clip(np.rint(padded / np.where(scale != 0, scale, 1)) + 8, 0, 15).astype(np.uint8)
     return {"int4": numbers[..., ::2] | numbers[..., 1::2] << 4, "scale": scale[..., 0]}
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tfexport import kernels
-from tfexport.bundle.reader import CERTIFICATES, PORTABLE, Bundle, Engine
+from tfexport.bundle.reader import CERTIFICATES, GENERATION_CONFIG, PORTABLE, Bundle, Engine
 from tfexport.contract import Precision, short_name
 from tfexport.errors import BundleError, RuntimeUnavailable
 from tfexport.graph_checks.rounding import RULE
@@ -62,12 +62,13 @@ class Certificate:
 
 
 def files_of(bundle: Bundle, runtime: str, precision: Precision, *, longest: int | None = None) -> dict[str, str]:
-    """The files of a bundle that a runtime reads, tokenizers included, with their sha256.
+    """The files of a bundle that decide outputs of a runtime, tokenizers and defaults included, with their sha256.
 
     Args:
         longest: the number of tokens of the longest output, which determines the engines that run; None for all engines.
     """
     names = {name for name in bundle.files if name.endswith(".safetensors")} | set(bundle.tokenizers.values())
+    names |= {GENERATION_CONFIG} & bundle.files.keys()
     if runtime == "tensorrt":
         names |= {engine.file for engine in _engines_of(bundle, precision, longest)}
     elif not runtime.startswith("torch"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +39,12 @@ def run(task: Task) -> bool:
         for row in _precision(task, bundle, precision, reference, sources):
             rows.append({"precision": short, **row})
             task.save()
-            say(str({name: value for name, value in row.items() if name not in ("kernels", "tokens")}))
+            say(str({name: value for name, value in row.items() if name != "tokens"}))
+    # A profiler may hang or crash. By now all comparisons are saved.
+    for row in rows:
+        if row["beam"] is not None:
+            row |= _kernels(task, bundle, row["precision"], row["beam"], sources)
+            task.save()
     if task.rehearsal:
         return True
     return all(row["error"] is None and row["passed"] for row in rows)
@@ -46,13 +52,15 @@ def run(task: Task) -> bool:
 
 def _precision(
     task: Task, bundle: Bundle, precision: Precision, reference: TorchRuntime, sources: list[list[int]]
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """A row for each beam."""
     try:
         runtime = place.runtime(task, "ort-cuda", bundle, precision)
     except Exception as error:  # the library's errors have no common base
-        return [{"beam": None, "error": one_line(error), "passed": False}]
-    return [_row(task, runtime, reference, sources, beam) for beam in BEAMS]
+        yield {"beam": None, "error": one_line(error), "passed": False}
+        return
+    for beam in BEAMS:
+        yield _row(task, runtime, reference, sources, beam)
 
 
 def _row(
@@ -65,10 +73,6 @@ def _row(
         outputs = [hypotheses[0].ids for hypotheses in search(runtime, sources, options)]
         row["first_seconds"] = time.perf_counter() - begin
         row["tokens"] = outputs
-        seen = watch(lambda: search(runtime, sources, options))
-        names = sorted(seen.counts, key=lambda name: -seen.counts[name])
-        row |= {"seen_by": seen.by, "attention": attention_kernels(names)}
-        row["kernels"] = {name[:200]: seen.counts[name] for name in names[:MOST_KERNELS]}
         if task.rehearsal:  # the stand-ins compute nothing: PyTorch is compared with itself
             _compared(reference, reference, sources[:2], replace(options, max_length=4))
         else:
@@ -76,6 +80,20 @@ def _row(
     except Exception as error:  # the library's errors have no common base
         row |= {"error": one_line(error), "passed": False}
     return row
+
+
+def _kernels(task: Task, bundle: Bundle, short: str, beam: int, sources: list[list[int]]) -> dict[str, Any]:
+    """The kernels of a search, and how often each was started."""
+    try:
+        runtime = place.runtime(task, "ort-cuda", bundle, FLOATS[short])
+        options = SearchOptions(beam=beam, max_length=LONGEST)
+        search(runtime, sources, options)  # records: the next search is the one to watch
+        seen = watch(lambda: search(runtime, sources, options))
+    except Exception as error:  # the library's errors have no common base
+        return {"kernels_error": one_line(error)}
+    names = sorted(seen.counts, key=lambda name: -seen.counts[name])
+    counts = {name[:200]: seen.counts[name] for name in names[:MOST_KERNELS]}
+    return {"seen_by": seen.by, "attention": attention_kernels(names), "kernels": counts}
 
 
 def _compared(

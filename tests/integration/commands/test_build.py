@@ -78,6 +78,12 @@ def test_full_tensorrt_builds_for_no_gpu_elsewhere_and_a_dry_run_says_so(build: 
     assert f"not ahead of time for {gpu}. Use --gpu here, or --library tensorrt_rtx." in line
 
 
+def test_a_dry_run_refuses_what_the_library_does_not_build(build: Run) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    line = one_error(build("--dry-run", "--library", "tensorrt_rtx", "--gpu", "sm90"))
+    assert "does not build for sm90. It knows" in line
+
+
 WITHOUT_ONNX = """
 import sys
 sys.modules["onnx"] = None

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
@@ -95,6 +96,19 @@ def test_clean_graphs_of_each_kind_of_model(tmp_path: Path, index: int, changes:
         modules = [path for path, module in model.named_modules() if isinstance(module, COMPARED)]
         for text in compared.values():
             assert not [path for path in modules if path not in text]
+
+
+@pytest.mark.parametrize("path", ["decoder.layers.1.cross_attention.query", "decoder.layers.0.feed_forward.hidden"])
+def test_clean_int4_graphs_of_a_model_with_a_matrix_of_zeros(tmp_path: Path, path: str) -> None:
+    """As after pruning. Blocks of zeros have the scale 0, so that their output is exactly 0."""
+    model = random_model(MODEL)
+    with torch.no_grad():
+        model.get_submodule(path).weight.zero_()  # type: ignore[operator, union-attr]
+    graphs = written(model, tmp_path, ["int4"], more=False)["int4"]
+    definition = definition_of(model, "int4", tmp_path)
+    for graph in graphs:
+        found = check_graph(definition, graph, tmp_path)
+        assert found.first is None, (found.file, found.first)
 
 
 @pytest.mark.thorough

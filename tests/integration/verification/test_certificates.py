@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tfexport.bundle.reader import CERTIFICATES, Bundle, open_bundle
+from tfexport.bundle.reader import CERTIFICATES, GENERATION_CONFIG, Bundle, open_bundle
 from tfexport.errors import BundleError
 from tfexport.graph_checks.rounding import RULE
 from tfexport.verification import certificates
@@ -93,8 +93,9 @@ def test_it_does_not_hold_for_a_bundle_that_was_changed(stamped: Bundle) -> None
     )
     changed = {**stamped.files, "encoder.onnx": "0" * 64}  # which this runtime does not read
     assert missing(Bundle(**{**vars(stamped), "files": changed}), "ort-cpu", "float32") is None
-    changed = {**stamped.files, "source_tokenizer.json": "0" * 64}
-    assert missing(Bundle(**{**vars(stamped), "files": changed}), "ort-cpu", "float32") is not None
+    for name in ("source_tokenizer.json", GENERATION_CONFIG):
+        changed = {**stamped.files, name: "0" * 64}
+        assert missing(Bundle(**{**vars(stamped), "files": changed}), "ort-cpu", "float32") is not None
 
 
 def rewritten(bundle: Bundle, change: Callable[[dict[str, Any]], None]) -> Bundle:

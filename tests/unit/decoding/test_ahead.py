@@ -68,6 +68,14 @@ def test_each_step_has_its_banned_tokens() -> None:
     assert first.end_ids == (eos,)
 
 
+def test_the_host_makes_steps_that_have_fewer_finite_candidates_than_the_search_needs() -> None:
+    """The first step continues one hypothesis. CUDA's TopK returns places that do not exist in place of `-inf`."""
+    searcher = ahead_of(SearchOptions(beam=4, suppress=(7, 9)))
+    for candidates, by_device in ((28, True), (29, False)):  # 30 words, 2 of them banned
+        found = searcher.request(0, np.arange(2), np.array([1, 1]), None, candidates)
+        assert (found is not None) == by_device
+
+
 def test_steps_that_need_more_than_the_best_tokens_stay_on_the_host() -> None:
     """The profile opennmt shares the probability of a banned token, which is the first; that of fairseq forces an end."""
     opennmt = ahead_of(SearchOptions.for_profile("opennmt", beam=2))
