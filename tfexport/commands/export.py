@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -119,6 +120,7 @@ class Request:
         from tfexport.verification.budget import choosers_of
         from tfexport.verification.parity import gate
 
+        gc.freeze()  # PyTorch's modules: to visit them in each collection takes a twentieth of an export
         refuse_to_overwrite(self.directory.resolve(), self.force)  # before a budget's text is decoded
         precisions, automatic = self.precisions
         choosers = choosers_of(loaded, automatic, self.budgets, say)

@@ -90,6 +90,7 @@ def session_of(
     else:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
         content = model.SerializeToString()
+    # A graph runs a few times here. To fold its constants copies its weights, and takes longer than these runs.
     return onnxruntime.InferenceSession(
         content, options, providers=["CPUExecutionProvider"], disabled_optimizers=["ConstantFolding"]
     )

@@ -27,6 +27,10 @@ class InFloat64(TorchFunctionMode):
     write nothing in place in this mode.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._wide = torch.empty(_CHUNK, dtype=torch.float64)
+
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -42,9 +46,20 @@ class InFloat64(TorchFunctionMode):
         if getattr(func, "__name__", "") == "__get__":  # a property, such as a shape: no computation
             found = func(*args)
             return torch.float64 if isinstance(found, torch.dtype) and found.is_floating_point else found
-        if func is F.linear and args[1].numel() > 2 * _CHUNK:
-            return self._rounded(_large_linear(*args, **named))
+        if func is F.linear:
+            return self._rounded(self._linear(*args, **named))
         return self._rounded(func(*map(_widened, args), **{name: _widened(value) for name, value in named.items()}))
+
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """`F.linear` in float64. The weights are widened part by part, into memory that stays in the processor's cache."""
+        rows = max(1, _CHUNK // weight.shape[1])
+        states, products = _widened(input), []
+        for start, part in zip(range(0, len(weight), rows), torch.split(weight, rows), strict=True):
+            fits = part.numel() <= _CHUNK
+            wide = self._wide[: part.numel()].view(part.shape).copy_(part) if fits else part.double()
+            added = None if bias is None else bias[start : start + rows].double()
+            products.append(F.linear(states, wide, added))
+        return products[0] if len(products) == 1 else torch.cat(products, dim=-1)
 
     def _rounded(self, result: Any) -> Any:
         return result
@@ -70,15 +85,7 @@ class WithRandomRounding(InFloat64):
 
 
 _CHUNK = 2**20
-"""Number of matrix elements that are widened at once. Buffers of some megabytes are reused; larger ones are mapped anew."""
-
-
-def _large_linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear` in float64; the weights are widened part by part."""
-    states = _widened(states)
-    rows = max(1, _CHUNK // weight.shape[1])
-    products = torch.cat([F.linear(states, part.double()) for part in torch.split(weight, rows)], dim=-1)
-    return products if bias is None else products + bias.double()
+"""Number of matrix elements that are widened at once."""
 
 
 def _widened(value: Any) -> Any:

@@ -95,20 +95,28 @@ def test_a_classifier() -> None:
     assert not torch.equal(found.float().double(), wanted)
 
 
-def test_the_largest_copy_is_one_weight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is widened where it is used and freed after it; tables of embeddings are not widened at all."""
+def test_weights_are_widened_into_one_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of embeddings are not widened at all."""
     model = random_model(CONFIG.replace(tgt_vocab_size=4000, d_model=24))
     widened: list[tuple[int, ...]] = []
-    double = torch.Tensor.double
+    places: dict[int, None] = {}
+    double, copy_to = torch.Tensor.double, torch.Tensor.copy_
 
     def told(tensor: torch.Tensor) -> torch.Tensor:
         widened.append(tuple(tensor.shape))
         return double(tensor)
 
+    def copied(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        widened.append(tuple(source.shape))
+        places[tensor.data_ptr()] = None
+        return copy_to(tensor, source)
+
     monkeypatch.setattr(torch.Tensor, "double", told)
+    monkeypatch.setattr(torch.Tensor, "copy_", copied)
     with torch.inference_mode(), InFloat64():
         model.encode(SRC, LENGTH)
     assert (24, 24) in widened
+    assert len(places) == 1
     assert (31, 24) not in widened  # the source's table
     assert all(shape[-1:] != (4000,) and shape[:1] != (4000,) for shape in widened)
 
