@@ -282,7 +282,7 @@ def _output_distances(
         behind = torch.arange(got.shape[2]) > position[:, None]  # the cache behind the position is not defined
         got = got.masked_fill(behind[:, None, :, None], 0.0)
     slack = followed.slack_of(["decoder.norm"]) if name == "logits" else None
-    return distances(exact, own, got, slack)
+    return distances(exact, own, got, slack, are_logits=name == "logits")
 
 
 def _best_distances(name: str, followed: Followed, found: Mapping[str, NDArray[Any]]) -> Rounding:
@@ -306,7 +306,7 @@ def _best_distances(name: str, followed: Followed, found: Mapping[str, NDArray[A
     got = exact.gather(1, ids) if name == "best.ids" else torch.from_numpy(found[name]).double()
     slack = followed.slack_of(["decoder.norm"])
     # A log-probability, or the rank of a token, changes by the errors of two logits.
-    found_here = distances(wanted, own_best, got, None if slack is None else 2 * slack)
+    found_here = distances(wanted, own_best, got, None if slack is None else 2 * slack, are_logits=True)
     logits, own_logits = (outputs["logits"].double() for outputs in (followed.outputs, followed.own_outputs))
-    moved = distances(logits, own_logits, logits)
+    moved = distances(logits, own_logits, logits, are_logits=True)
     return Rounding(found_here.error, max(found_here.own, 2 * moved.own), max(found_here.size, 2 * moved.size))

@@ -6,13 +6,15 @@ allowed error follows from the distance of PyTorch's own result in the same prec
 
     |found - exact| <= FACTOR * |PyTorch - exact| + FLOOR * eps * |exact|
 
-Each |..| is the largest value of a tensor. docs/decisions/rounding.md has the reasons for both numbers.
+Each |..| is the largest value of a tensor, for logits without hopeless words. docs/decisions/rounding.md has the reasons
+for both numbers.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +51,14 @@ With sharp attention, the error of a step is sometimes ten times that of another
 
 EPS: dict[Precision, float] = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 """Machine epsilon: the distance from 1 to the next number. Quantized graphs compute in float32 between their products."""
+
+OUT_OF_REACH = 1000.0
+"""A word whose logit is so far below the largest one of its row is hopeless: float32 has no probability below e^-104. A
+bias of -1e9, a usual way to mask a word, has a rounding error that no other logit may have."""
+
+HOPELESS_SHARE = 1 / 16
+"""A hopeless logit may move by so much of its distance from the largest one: eight roundings of bfloat16, the coarsest
+precision. So it stays hopeless."""
 
 
 @dataclass
@@ -128,3 +138,28 @@ class Rounding:
 def _finite(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Non-negative `values`, with 0 for those that are not finite."""
     return values if np.isfinite(values.max()) else np.nan_to_num(values, nan=0.0, posinf=0.0)
+
+
+def slack_of_hopeless(exact: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    """The allowed distance of each hopeless word in rows of logits [..., vocab], and 0 for other words; None if no word is
+    hopeless. An infinite logit is not hopeless: only the same infinity equals it."""
+    with np.errstate(invalid="ignore"):  # the difference of two infinities
+        best = exact.max(axis=-1, keepdims=True)
+        if not (best - exact.min(axis=-1, keepdims=True) > OUT_OF_REACH).any():  # saves memory
+            return None
+        behind = best - exact
+        return np.where((behind > OUT_OF_REACH) & np.isfinite(behind), behind * HOPELESS_SHARE, 0.0)
+
+
+def logit_errors(exact: NDArray[np.float64], found: NDArray[Any]) -> NDArray[np.float64]:
+    """The largest distance of a logit in each row of logits [..., vocab], without the slack of hopeless words."""
+    difference, slack = exact - found, slack_of_hopeless(exact)
+    if slack is None:
+        return np.maximum(difference.max(axis=-1), -difference.min(axis=-1))
+    return np.maximum(np.abs(difference) - slack, 0.0).max(axis=-1)
+
+
+def logit_size(exact: NDArray[np.float64]) -> float:
+    """The largest absolute value of the logits [..., vocab], without hopeless words."""
+    slack = slack_of_hopeless(exact)
+    return float(max(exact.max(), -exact.min()) if slack is None else np.abs(exact[slack == 0]).max())

@@ -19,7 +19,7 @@ from onnx import helper
 from safetensors.numpy import load_file
 
 from tfexport.graph_checks.definition import Definition
-from tfexport.graph_checks.rounding import Rounding
+from tfexport.graph_checks.rounding import Rounding, logit_size
 from tfexport.graph_checks.session import session_of
 from tfexport.graph_checks.values import distances
 from tfexport.graphs.linear_quantized import from_blocks
@@ -77,7 +77,7 @@ def screening_distances(
         allowed = logits.index_fill(1, torch.from_numpy(banned), -torch.inf)
         best, ids = run("ScreenBest", {0: given, 1: scale, 2: states, 5: banned})
         own = (torch.from_numpy(states) @ weight.float().T).double()
-        rounding = (own - torch.from_numpy(exact) @ weight.T).abs().max().item(), float(logits.abs().max())
+        rounding = (own - torch.from_numpy(exact) @ weight.T).abs().max().item(), logit_size(logits.numpy())
         words_found = allowed.gather(1, torch.from_numpy(ids))
         for about, got in (("best logit", torch.from_numpy(best).double()), ("best word", words_found)):
             yield nodes["ScreenBest"].name, about, Rounding(distances(allowed.amax(1, True), got, got).error, *rounding)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tfexport import contract
 from tfexport.graph_checks.cases_portable import Case, Model, Outputs
 from tfexport.graph_checks.definition import Definition, projections_of
-from tfexport.graph_checks.rounding import Rounding
+from tfexport.graph_checks.rounding import Rounding, slack_of_hopeless
 from tfexport.models.float64 import InFloat64, WithRandomRounding
 from tfexport.models.layers import PointwiseConv
 from tfexport.models.positions import PositionTable
@@ -236,12 +236,20 @@ def _following(
             handle.remove()
 
 
-def distances(exact: Tensor, own: Tensor, found: Tensor, slack: Tensor | None = None) -> Rounding:
+def distances(
+    exact: Tensor, own: Tensor, found: Tensor, slack: Tensor | None = None, *, are_logits: bool = False
+) -> Rounding:
     """The distances of `found` and PyTorch's `own` numbers from those in float64, minus `slack`.
 
-    Numbers that are infinite on both sides count as equal.
+    Numbers that are infinite on both sides count as equal. With `are_logits`, the numbers are logits or log-probabilities
+    [..., words] that include the largest one of each row, and hopeless words have a slack of their own.
     """
     size = exact.abs()
+    hopeless = slack_of_hopeless(exact.numpy()) if are_logits and exact.numel() else None
+    if hopeless is not None:
+        of_hopeless = torch.from_numpy(hopeless)
+        size = torch.where(of_hopeless > 0, 0.0, size)
+        slack = of_hopeless if slack is None else slack + of_hopeless
     errors, owns = ((other.double() - exact).abs_() for other in (found, own))
     if size.numel() and not size.max().isfinite():
         errors, owns = (torch.where(exact == other, 0.0, off) for other, off in ((found, errors), (own, owns)))

@@ -23,7 +23,7 @@ from tfexport.config import ModelConfig
 from tfexport.decoding.search import Hypothesis, SearchOptions, search
 from tfexport.decoding.token_rules import log_softmax, suppressed_ids
 from tfexport.errors import TfexportError
-from tfexport.graph_checks.rounding import EPS, SAMPLES
+from tfexport.graph_checks.rounding import EPS, SAMPLES, logit_errors
 from tfexport.runtimes.base import FloatArray, IntArray, Runtime
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.verification.expected import Along, Expected, Memories, Memory
@@ -209,8 +209,7 @@ def _spread(
     never = suppressed_ids(config, options)
     is_forced = config.forced_first_id >= 0
     for position, logits in enumerate(_steps(runtime, src_ids, src_len, along.tgt_ids, options.beam)):
-        difference = along.logits[:, position] - logits
-        spread.error[:, position] = np.maximum(difference.max(axis=1), -difference.min(axis=1))
+        spread.error[:, position] = logit_errors(along.logits[:, position], logits)
         see(position, logits, spread.error[:, position])
         if is_forced and position == 0:  # a forced token does not depend on the logits, and has log-probability 0
             continue
@@ -247,7 +246,7 @@ def _compare_logits(
     for seed in range(SAMPLES if len(odd) else 0):
         given = memory.src_ids[odd], memory.src_len[odd], along.tgt_ids[odd]
         again = reference.with_random_rounding(seed).teacher_forced(*given)
-        own = np.where(live[odd], np.abs(along.logits[odd] - again).max(axis=-1), 0.0).max(axis=0)
+        own = np.where(live[odd], logit_errors(along.logits[odd], again), 0.0).max(axis=0)
         for position, error in zip(report.positions, own.tolist(), strict=False):
             position.own = max(position.own, error)
     return spread

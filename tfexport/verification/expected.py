@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tfexport.config import ModelConfig
 from tfexport.decoding.search import Hypothesis, SearchOptions, pad
 from tfexport.decoding.token_rules import log_softmax
+from tfexport.graph_checks.rounding import logit_errors
 from tfexport.runtimes.base import IntArray
 from tfexport.runtimes.pytorch import TorchRuntime
 
@@ -67,8 +68,7 @@ class Along:
     def of(cls, reference: TorchRuntime, memory: Memory, outputs: Sequence[Sequence[int]]) -> Along:
         tgt_ids, tgt_len = as_inputs(reference.config, outputs)
         logits: Any = reference.in_float64().forced(memory.exact, tgt_ids)
-        difference = logits - reference.in_float32().forced(memory.own, tgt_ids)
-        own = np.maximum(difference.max(axis=-1), -difference.min(axis=-1))
+        own = logit_errors(logits, reference.in_float32().forced(memory.own, tgt_ids))
         words, _ = pad(outputs, reference.config.pad_id)
         return cls(tgt_ids, tgt_len, words, logits, own)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tfexport.contract import Precision
 from tfexport.decoding.token_rules import log_softmax
-from tfexport.graph_checks.rounding import Rounding
+from tfexport.graph_checks.rounding import Rounding, logit_size
 from tfexport.runtimes.base import FloatArray
 from tfexport.verification.bleu_chrf import Quality
 
@@ -84,8 +84,8 @@ class Position(Rounding):
 
     def compare(self, exact: Exact, own_error: float, found: FloatArray, error: float) -> None:
         """Add logits [sentences, vocab]. `own_error` and `error` are the largest distances of PyTorch's own logits and of
-        the runtime's from the exact ones."""
-        self.add(error, own_error, float(max(exact.max(), -exact.min())))
+        the runtime's from the exact ones, by `rounding.logit_errors`."""
+        self.add(error, own_error, logit_size(exact))
         self.steps += len(exact)
         self.divergence += float(kl_divergence(exact, found).sum())
         best, others = exact.argmax(-1), found.argmax(-1)

@@ -780,6 +780,63 @@ def test_the_clean_bundle_passes_parity(plain: Bundle) -> None:
     assert comparison.passed
 
 
+# --- a word that is masked by its bias
+
+
+@pytest.fixture(scope="module")
+def masked() -> Transformer:
+    """A model with an output bias of -1e9 for word 1."""
+    model = random_model(MODEL, seed=3)
+    assert model.output_bias is not None
+    model.output_bias.data[1] = -1e9
+    return model
+
+
+@pytest.fixture(scope="module")
+def masked_bundle(masked: Transformer, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Not to be changed."""
+    return write_bundle(masked, tmp_path_factory.mktemp("masked") / "bundle")
+
+
+def other_output_bias(model: Transformer, word: int, bias: float) -> Change:
+    """A bias of the graph's own, with another number for one word."""
+
+    def change(graph: Graph) -> None:
+        assert model.output_bias is not None
+        array = model.output_bias.detach().numpy().copy()
+        array[word] = bias
+        (tensor,) = [tensor for tensor in graph.initializer if tensor.name == "output_bias"]
+        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+
+    return change
+
+
+def test_a_model_with_a_masked_word_passes(masked: Transformer, masked_bundle: Bundle) -> None:
+    comparison = check(masked_bundle.directory, None, ["ort-cpu"], beams=(1, 3), max_length=12, say=lambda _: None)
+    assert comparison.passed
+    for report in comparison.reports:
+        assert report.allowed(report.logits) < 1e-3  # that of a bias of -1e9 is 477
+
+
+WRONG_BIASES = [
+    *((name, 10, 20.0) for name in ("decoder_step", "decoder_step.ort", "beam_step.ort", "greedy_step.ort")),
+    *((name, 1, 5.0) for name in ("decoder_step", "decoder_step.ort", "beam_step.ort", "greedy_step.ort")),
+    # Only graphs that return logits show these.
+    *(("decoder_step.ort", *other) for other in ((10, 0.3), (1, -1e8), (1, -math.inf))),
+]
+
+
+@pytest.mark.parametrize(("name", "word", "bias"), WRONG_BIASES)
+def test_a_wrong_logit_beside_a_masked_word_is_found(
+    masked: Transformer, masked_bundle: Bundle, tmp_path: Path, name: str, word: int, bias: float
+) -> None:
+    bundle = mutant_of(masked_bundle, tmp_path / "mutant", name, other_output_bias(masked, word, bias))
+    found = check_graph(
+        definition_of(masked, "float32", bundle.directory), spec_of(bundle, name, "float32"), bundle.directory
+    )
+    assert [value for value in found.values if not value.holds and value.about.startswith("the graph's ")]
+
+
 # --- weights that are not those of the files
 
 

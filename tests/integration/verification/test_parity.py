@@ -171,6 +171,21 @@ def test_sentences_that_differ_are_told_with_the_margin_of_the_reference(tiny_bu
             assert 2e-4 < found.margin <= 3.0  # it was preferred by less than what was added to the other
 
 
+@pytest.mark.parametrize(
+    ("token", "more", "passes"), [(10, 0.0, True), (10, 20.0, False), (10, 1e-3, False), (1, 1e9, False)]
+)
+def test_a_wrong_logit_beside_a_masked_word_is_found(tiny_bundle: Path, token: int, more: float, passes: bool) -> None:
+    """A bias of -1e9 masks word 1. 477 is its allowed rounding error, and no other logit may be off by that."""
+    bundle = open_bundle(tiny_bundle)
+    reference = TorchRuntime.from_bundle(bundle)
+    reference.model.output_bias.data[1] = -1e9  # type: ignore[union-attr, operator]
+    for beam in (1, 3):
+        options = SearchOptions(beam=beam, max_length=12)
+        report = compare(reference, Nudged(reference, token, more), random_sources(bundle.config, 6), options)
+        assert report.passed == passes, report.failures
+        assert report.tie_of(report.logits) < 1e-3
+
+
 class Careless:
     """A runtime whose searches are not of its own logits: another best token now and then, or other scores."""
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tfexport.contract import PRECISIONS, Precision
-from tfexport.graph_checks.rounding import EPS, FACTOR, FLOOR, Rounding
+from tfexport.graph_checks.rounding import EPS, FACTOR, FLOOR, Rounding, logit_errors, logit_size, slack_of_hopeless
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
@@ -90,3 +90,37 @@ def test_the_mean_limit_of_squares_added_one_by_one_explains_a_sum_in_one_chain(
     fault = Rounding.of(np.abs(exact * 1.00002 - exact), blocks, np.abs(exact))
     fault.chain = n
     assert not fault.holds("float32")
+
+
+def test_hopeless_logits_have_a_slack_of_their_own() -> None:
+    exact = np.array([[3.0, -2.0, -1e9], [1.0, -999.0, 0.0]])  # a distance of 1000 is within reach
+    slack = slack_of_hopeless(exact)
+    assert slack is not None
+    assert slack.tolist() == [[0, 0, (1e9 + 3) / 16], [0, 0, 0]]
+    assert logit_size(exact) == 999.0
+    assert logit_size(exact[:1]) == 3.0
+    for found, error in (
+        (-1e9 - 64, 0.25),
+        (5.0, 1e9),
+        (-9e8, 1e9 * 3 / 80),
+        (-math.inf, math.inf),
+        (math.nan, math.nan),
+    ):
+        other = exact.copy()
+        other[:, 0] += 0.25
+        other[0, 2] = found
+        assert logit_errors(exact, other) == pytest.approx([error, 0.25], rel=0.1, nan_ok=True), found
+
+
+def test_logits_without_hopeless_words_have_no_slack() -> None:
+    exact = np.array([[3.0, -2.0], [990.0, -1.0]])
+    assert slack_of_hopeless(exact) is None
+    assert logit_size(exact) == 990.0
+    assert logit_errors(exact, exact + np.array([0.5, -1.0])).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_an_infinite_logit_is_not_hopeless(bad: float) -> None:
+    slack = slack_of_hopeless(np.array([[3.0, bad, -1.0], [2.0, -1e9, -1.0]]))
+    assert slack is not None
+    assert slack[0].tolist() == [0, 0, 0]
