@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tfexport.contract import Precision
 
-RULE = 2
+RULE = 3
 """The number of this rule. Certificates of other rules are outdated."""
 
 FACTOR = 8.0
