@@ -38,21 +38,23 @@ def float32_islands(graph: contract.GraphSpec) -> dict[str, str]:
     return FLOAT32_ISLANDS if has_logits and graph.precision in ("float16", "bfloat16") else {}
 
 
+def graph_entry(graph: contract.GraphSpec, config: ModelConfig) -> dict[str, Any]:
+    """The entry of an expanded graph in the manifest."""
+    return {
+        "role": graph.role,
+        "file": graph.file,
+        "precision": graph.precision,
+        "dialect": graph.dialect,
+        "float32_islands": float32_islands(graph),
+        **contract.describe(graph, config),
+    }
+
+
 def write_manifest(
     folder: Path, config: ModelConfig, graphs: Sequence[contract.GraphSpec], facts: Mapping[str, Any]
 ) -> None:
     """Write the manifest of the files in `folder`, with the additional entries `facts`."""
-    entries = [
-        {
-            "role": graph.role,
-            "file": graph.file,
-            "precision": graph.precision,
-            "dialect": graph.dialect,
-            "float32_islands": float32_islands(graph),
-            **contract.describe(graph, config),
-        }
-        for graph in graphs
-    ]
+    entries = [graph_entry(graph, config) for graph in graphs]
     tokenizers = {side: name for side, name in TOKENIZER_FILES.items() if (folder / name).exists()}
     runtimes = runtime_dialects(graphs)
     facts = {**facts, "config": config.to_dict(), "graphs": entries, "engines": [], "runtimes": runtimes}

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tfexport import contract, graph_contract
 from tfexport.bundle.reader import GENERATION_CONFIG, MANIFEST, TOKENIZER_FILES, Bundle
+from tfexport.bundle.writer import graph_entry
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
 from tfexport.dialects import DIALECTS, runtime_dialects
@@ -35,6 +36,7 @@ from tfexport.models.formats.native import Tokenizers
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import Transformer
 from tfexport.shortlist_contract import shortlist_graphs_of
+from tfexport.system.version import version
 
 
 @dataclass(frozen=True)
@@ -275,7 +277,31 @@ def manifest_mismatches(bundle: Bundle) -> list[Mismatch]:
             found.append(
                 Mismatch(MANIFEST, f"gives {runtime} the dialects {dict(chosen)}, not {dialects.get(runtime)}")
             )
-    return found
+    return [*found, *_entry_mismatches(bundle, specs)]
+
+
+def _entry_mismatches(bundle: Bundle, specs: Mapping[tuple[str, str, str], contract.GraphSpec]) -> Iterator[Mismatch]:
+    """The tensors and the float32 islands of graphs in the manifest that differ from those that this version writes.
+
+    They are read from the file, because `Bundle` leaves them out: nothing decodes with them, but other programs may.
+    """
+    manifest = json.loads((bundle.directory / MANIFEST).read_text(encoding="utf-8"))
+    if recorded_version(manifest) not in (None, version()):  # other versions may describe graphs in another way
+        return
+    for entry in manifest["graphs"]:
+        role, precision, dialect, file = (str(entry[name]) for name in ("role", "precision", "dialect", "file"))
+        spec = specs.get((role, precision, dialect))
+        if spec is None or spec.file != file:  # reported by `manifest_mismatches`
+            continue
+        difference = _first_difference(entry, json.loads(json.dumps(graph_entry(spec, bundle.config))))
+        if difference is not None:
+            yield Mismatch(MANIFEST, f"the entry of {file} differs from this version's in {difference}")
+
+
+def recorded_version(manifest: Mapping[str, Any]) -> str | None:
+    """The version of tfexport that a manifest names as its writer; None if it names none."""
+    versions = manifest.get("versions")
+    return versions.get("tfexport") if isinstance(versions, dict) else None
 
 
 def graph_specs(bundle: Bundle) -> dict[tuple[str, str, str], contract.GraphSpec]:

@@ -72,6 +72,9 @@ class Comparison:
     """Differences from the model in the weights files, the tokenizers and the manifest."""
     unknown: Sequence[str] = ()
     """The sides whose tokenizer was not compared, because the checkpoint has none."""
+    of_another_version: Sequence[str] = ()
+    """The files that another version of tfexport wrote: the nodes of such graphs, and the entries of graphs in such a
+    manifest, were not compared."""
 
     @property
     def variants(self) -> dict[tuple[str, Precision], list[ParityReport]]:
@@ -139,7 +142,10 @@ def check(
     mismatches, others = structure_mismatches(bundle)
     mismatches += manifest_mismatches(bundle)
     if others:
-        say(f"note: another version of tfexport wrote {', '.join(others)}: its values are compared, not its nodes")
+        say(
+            f"note: another version of tfexport wrote {', '.join(others)}: values are compared, but not the nodes of these "
+            "graphs, nor what the manifest says of graphs"
+        )
     if checkpoint is not None:
         read = checkpoint if isinstance(checkpoint, Reference) else Reference(checkpoint)
         afresh = _read_afresh(bundle, read, say)
@@ -171,7 +177,9 @@ def check(
         "sentences": len(sources),
         "random": lines is None,
     }
-    return Comparison(bundle, reference, source, inputs, sources, reports, searches, graphs, mismatches, unknown)
+    return Comparison(
+        bundle, reference, source, inputs, sources, reports, searches, graphs, mismatches, unknown, tuple(others)
+    )
 
 
 def check_graphs(
@@ -299,6 +307,14 @@ _SPELT = ("pad_id", "bos_id", "eos_id", "unk_id")
 """Ids that vocabularies also contain, which are compared."""
 
 
+def _overriding(name: str, ours: Any, theirs: Any) -> str:
+    """What is wrong with a setting of the manifest that the checkpoint contradicts, and how to confirm it."""
+    return (
+        f"{name} is {ours!r}, the checkpoint's own is {theirs!r}: if the bundle is right, give --config FILE.json with "
+        f"{json.dumps({name: ours})}"
+    )
+
+
 def _read_afresh(bundle: Bundle, read: Reference, say: Callable[[str], None]) -> _Afresh:
     path, hints = read.checkpoint, read.hints
     loaded = read.load(path, {**bundle.origin.given, **hints}, family=read.family or bundle.origin.family)
@@ -317,6 +333,11 @@ def _read_afresh(bundle: Bundle, read: Reference, say: Callable[[str], None]) ->
         )
     mismatches, unknown = tokenizer_mismatches(bundle, loaded.tokenizers)
     believed = [name for name in loaded.assumed if name not in hints and (unknown or name not in _SPELT)]
+    mismatches += [
+        Mismatch(MANIFEST, _overriding(name, getattr(loaded.config, name), own))
+        for name, own in loaded.overridden.items()
+        if name not in hints  # the manifest alone cannot overrule the checkpoint, with which it is compared
+    ]
     if believed:
         told = ", ".join(f"{name} {bundle.origin.given[name]}" for name in believed)
         say(f"note: {path} does not contain {told}: not compared, unless --config FILE.json has it")

@@ -16,17 +16,18 @@ from tfexport.bundle.reader import MANIFEST, Bundle
 from tfexport.exporter.pipeline import emit, weights_files
 from tfexport.graphs.stored_weights import StoredWeights
 from tfexport.system.version import version
-from tfexport.verification.files import Mismatch, graph_specs
+from tfexport.verification.files import Mismatch, graph_specs, recorded_version
 
 
 def structure_mismatches(bundle: Bundle) -> tuple[list[Mismatch], list[str]]:
     """The graphs that differ from those of this version, and the files of another version, which are not compared.
 
-    A graph of another version than that of the manifest differs, too.
+    A graph of another version than that of the manifest differs, too. A manifest of another version is one of the files:
+    its entries of graphs are not compared; see `files.manifest_mismatches`.
     """
     found, others = [], []
     specs = graph_specs(bundle)
-    recorded = json.loads((bundle.directory / MANIFEST).read_text(encoding="utf-8")).get("versions", {}).get("tfexport")
+    recorded = recorded_version(json.loads((bundle.directory / MANIFEST).read_text(encoding="utf-8")))
     for graph in bundle.graphs:
         spec = specs.get((graph.role, graph.precision, graph.dialect))
         if spec is None or spec.file != graph.file:  # reported for the manifest
@@ -51,6 +52,8 @@ def structure_mismatches(bundle: Bundle) -> tuple[list[Mismatch], list[str]]:
         difference = next(_differences(written, wanted), None)
         if difference is not None:
             found.append(Mismatch(graph.file, f"{difference} differs from this version's"))
+    if recorded not in (None, version()):
+        others.append(MANIFEST)
     return found, others
 
 

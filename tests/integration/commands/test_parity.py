@@ -141,6 +141,45 @@ def test_parity_compares_settings_with_those_of_a_configuration(
     assert "Give --checkpoint CKPT too" in outcome.stderr
 
 
+def test_parity_asks_to_confirm_a_setting_that_the_checkpoint_contradicts(
+    run: Run, own_bundle: Path, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """With the advice of the message the bundle passes and is certified, without it neither."""
+    manifest = json.loads((own_bundle / "manifest.json").read_text())
+    manifest["source"]["given"]["source_eos"] = manifest["config"]["source_eos"] = False
+    (own_bundle / "manifest.json").write_text(json.dumps(manifest))
+    vocabularies = ("--src-vocab", tiny_checkpoint.src_vocab, "--tgt-vocab", tiny_checkpoint.tgt_vocab)
+    arguments = ("parity", own_bundle, "-", "--checkpoint", tiny_checkpoint.path, *vocabularies, "--beam", "1")
+    outcome = run(*arguments, stdin=TEXT)
+    assert outcome.code == 1
+    assert "certified" not in outcome.stderr
+    (line,) = [line for line in outcome.lines if line.startswith("manifest.json: ")]
+    assert line.startswith("manifest.json: source_eos is False, the checkpoint's own is True: ")
+    (tmp_path / "config.json").write_text(line.partition("--config FILE.json with ")[2])
+    outcome = run(*arguments, "--config", tmp_path / "config.json", stdin=TEXT)
+    assert outcome.code == 0, outcome.stdout
+    assert "certified in" in outcome.stderr
+
+
+def test_parity_does_not_certify_a_bundle_of_another_version(run: Run, own_bundle: Path) -> None:
+    """Its nodes are not compared, so a fault may remain that no value shows."""
+    path = own_bundle / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["versions"]["tfexport"] = "0.0.9"
+    for graph in own_bundle.glob("*.onnx"):
+        model = onnx.load(graph, load_external_data=False)
+        model.producer_version = "0.0.9"
+        onnx.save(model, graph)
+        manifest["files"][graph.name]["sha256"] = hashlib.sha256(graph.read_bytes()).hexdigest()
+    path.write_text(json.dumps(manifest))
+    outcome = run("parity", own_bundle, "-", "--beam", "1", stdin=TEXT)
+    assert outcome.code == 0, outcome.stdout
+    assert outcome.lines[-1] == "PASSED"
+    assert "note: another version of tfexport wrote " in outcome.stderr
+    assert outcome.stderr.splitlines()[-1].startswith("note: not certified: another version of tfexport wrote this")
+    assert not (own_bundle / "certificates.json").exists()
+
+
 @pytest.mark.thorough
 def test_parity_fails_for_a_file_alone(run: Run, own_bundle: Path, tiny_checkpoint: TinyCheckpoint) -> None:
     """A row of a table that nothing decodes: outputs say nothing of it."""

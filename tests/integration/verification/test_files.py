@@ -23,6 +23,7 @@ from tfexport.exporter.pipeline import write_graphs, write_variant, write_weight
 from tfexport.graphs.screening import FILE
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.transformer import Transformer
+from tfexport.system.version import version
 from tfexport.text.vocabularies import read_vocabulary
 from tfexport.verification.files import (
     Mismatch,
@@ -348,6 +349,33 @@ def test_a_runtime_that_is_given_other_graphs_is_told(
 def test_a_runtime_of_another_name_or_none_is_told(clean: Bundle) -> None:
     (found,) = manifest_mismatches(replace(clean, dialects={**clean.dialects, "ort-npu": {"float32": "ort"}}))
     assert found.about.startswith("gives ort-npu the dialects ")
+
+
+def test_entries_of_graphs_that_differ_are_told(clean: Bundle, tmp_path: Path) -> None:
+    """Other programs may read them; nothing here does."""
+    folder = Path(shutil.copytree(clean.directory, tmp_path / "changed"))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    entries = {entry["file"]: entry for entry in manifest["graphs"]}
+    assert entries["decoder_step.fp16.onnx"]["float32_islands"]
+    entries["encoder.onnx"]["inputs"] = []
+    entries["decoder_step.onnx"]["outputs"][0]["shape"][-1] = 7
+    entries["decoder_step.fp16.onnx"]["float32_islands"] = {"everything": "for no reason"}
+    entries["encoder.int8.ort.onnx"]["more"] = 1
+
+    def told(**versions: str | None) -> list[str]:
+        (folder / "manifest.json").write_text(json.dumps({**manifest, "versions": versions}))
+        found = manifest_mismatches(open_bundle(folder))
+        assert all(mismatch.file == "manifest.json" for mismatch in found)
+        return sorted(mismatch.about for mismatch in found)
+
+    differences = [
+        "the entry of decoder_step.fp16.onnx differs from this version's in float32_islands.everything",
+        "the entry of encoder.onnx differs from this version's in inputs",
+        "the entry of encoder.int8.ort.onnx differs from this version's in more",
+        "the entry of decoder_step.onnx differs from this version's in outputs[0].shape[1]",
+    ]
+    assert told() == told(tfexport=version()) == told(tfexport=None) == sorted(differences)
+    assert told(tfexport="0.0.9") == []  # it may have described them in another way, and certifies nothing
 
 
 def test_graphs_of_all_kinds_are_known(clean: Bundle) -> None:

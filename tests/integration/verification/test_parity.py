@@ -26,7 +26,7 @@ from tfexport.runtimes.base import Best, Capabilities, best_from_logits
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.system.json_text import json_text
 from tfexport.verification.bleu_chrf import Quality
-from tfexport.verification.parity import check, compare, compare_all, gate, quality_of, random_sources
+from tfexport.verification.parity import Reference, check, compare, compare_all, gate, quality_of, random_sources
 from tfexport.verification.report import LIMITS
 
 LINES = [b"de4 de5 de6", b"", b"de7", b"de9 de10 de11 de12 de13", b"de5 nothing de6"]
@@ -76,6 +76,37 @@ def test_other_checkpoint_fails_and_is_named(
     wrong = {found.first.node.split("/")[0] for found in comparison.graphs["float32"] if found.first is not None}
     assert wrong <= {"output", "BestToken_1"}
     assert wrong
+
+
+def test_a_setting_of_the_manifest_that_the_checkpoint_contradicts_must_be_confirmed(
+    own_bundle: Path, tiny_checkpoint: TinyCheckpoint
+) -> None:
+    """The manifest has it in both places, as after an export with --config."""
+    path = own_bundle / "manifest.json"
+    manifest = json.loads(path.read_text())
+    assert manifest["config"]["source_eos"] is True
+    assert "source_eos" not in manifest["source"]["given"]
+    manifest["config"]["source_eos"] = manifest["source"]["given"]["source_eos"] = False
+    path.write_text(json.dumps(manifest))
+    notes: list[str] = []
+
+    def told(**hints: Any) -> list[str]:
+        notes.clear()
+        reference = Reference(tiny_checkpoint.path, hints=hints)
+        found = check(own_bundle, None, ["torch"], checkpoint=reference, max_length=4, say=notes.append)
+        assert found.passed == (not found.mismatches)
+        return list(map(str, found.mismatches))
+
+    assert told() == [
+        "manifest.json: source_eos is False, the checkpoint's own is True: if the bundle is right, give --config "
+        'FILE.json with {"source_eos": false}'
+    ]
+    assert told(source_eos=False) == []
+    assert told(source_eos=True) == ["manifest.json: source_eos is False, the checkpoint's is True"]
+    manifest["config"]["suppressed_ids"] = manifest["source"]["given"]["suppressed_ids"] = [7]
+    path.write_text(json.dumps(manifest))
+    assert told(source_eos=False) == []  # the checkpoint has none of its own
+    assert any("suppressed_ids [7]" in note and "not compared" in note for note in notes)
 
 
 def scale_weight(model: Transformer) -> None:

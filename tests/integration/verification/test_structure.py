@@ -119,7 +119,7 @@ def test_graphs_of_another_version_are_not_compared_and_named(clean: Bundle, tmp
     manifest = json.loads((bundle.directory / "manifest.json").read_text(encoding="utf-8"))
     manifest["versions"] = {"tfexport": "0.0.9"}
     (bundle.directory / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-    assert structure_mismatches(bundle) == ([], ["encoder.onnx"])
+    assert structure_mismatches(bundle) == ([], ["encoder.onnx", "manifest.json"])
 
 
 def test_a_graph_that_cannot_be_read_is_told(clean: Bundle, tmp_path: Path) -> None:

@@ -146,12 +146,17 @@ def check_told(path: Path, told: Mapping[str, Any], hints: Mapping[str, Any], as
         if name == "embedding_scale" and ours == "sqrt":
             ours = math.sqrt(told["d_model"])
         is_none = theirs is None or (name.endswith("_id") and theirs == -1)
-        is_same = (
-            math.isclose(ours, theirs) if isinstance(ours, float) and isinstance(theirs, float) else ours == theirs
-        )
-        if not (is_none or is_same):
+        if not (is_none or is_same(ours, theirs)):
             flag = USAGE.get(name, "").split(" ")[0] or f"{name} of --config"
             raise ConfigError(f"{path} says that {name} is {theirs}, not {hints[name]}. Leave out {flag}.")
+
+
+def is_same(one: object, other: object) -> bool:
+    """Whether two values of a field are equal. JSON has lists instead of tuples, and floats may be rounded."""
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other)
+    one, other = (list(value) if isinstance(value, tuple) else value for value in (one, other))
+    return one == other
 
 
 def check_lengths(path: Path, told: Mapping[str, Any], hints: Mapping[str, Any]) -> None:

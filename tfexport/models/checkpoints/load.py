@@ -21,6 +21,7 @@ from tfexport.models.checkpoints.hints import (
     check_told,
     complete,
     id_problems,
+    is_same,
     parted,
     picked_of,
     read_hints,
@@ -79,6 +80,8 @@ class Checkpoint:
     """Options of text that the user gave; see `commands/text_settings.py`."""
     assumed: tuple[str, ...] = ()
     """Config fields that the user gave and the file lacks."""
+    overridden: Mapping[str, Any] = field(default_factory=dict)
+    """Config fields for which the user gave another value than the file or its family, with the value of the latter."""
     ignored: tuple[str, ...] = ()
     """Names of tensors that belong to no layer, according to the user."""
     generation: Mapping[str, Any] | None = None
@@ -166,7 +169,7 @@ class Reading:
     family: Family | None
     """Family of the weights; None for tfexport's own checkpoints."""
     fields: dict[str, Any]
-    """`ModelConfig` fields from the file."""
+    """`ModelConfig` fields from the file or its family, and those that follow from the user's languages."""
     hints: dict[str, Any]
     """`ModelConfig` fields from the user."""
     unclear: dict[str, str]
@@ -225,6 +228,11 @@ class Reading:
             family_notes=self.notes(given),
             odd=odd,
             assumed=tuple(name for name in self.hints if name not in self.fields),
+            overridden={
+                name: own
+                for name, own in self.fields.items()
+                if name in self.hints and not is_same(fields[name], own)  # `fields` has a number in place of "sqrt"
+            },
             ignored=self.ignored,
             generation=self.generation,
         )
