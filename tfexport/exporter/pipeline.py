@@ -186,6 +186,8 @@ def check_written(
         checked = check_graph(definition, graph, folder, tolerance=tolerance)
         if (first := checked.first) is not None:
             report = "Report this with the checkpoint's config, or allow more with --tolerance N."
+            if graph.precision != "float32":
+                report = f"Leave {short_name(graph.precision)} out of --precision. {report}"
             raise TfexportError(
                 f"{graph.file} departs from PyTorch at {first.node}: {first.about} is off by {first.error:.1e}, and "
                 f"rounding explains {first.allowed:.1e} (PyTorch's own is {first.own:.1e}), so nothing was exported. "

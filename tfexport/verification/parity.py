@@ -307,6 +307,10 @@ _SPELT = ("pad_id", "bos_id", "eos_id", "unk_id")
 """Ids that vocabularies also contain, which are compared."""
 
 
+_LENGTHS = ("max_source_length", "max_target_length")
+"""Limits that an export may lower. The position tables in the weights, which are compared, have as many rows."""
+
+
 def _overriding(name: str, ours: Any, theirs: Any) -> str:
     """What is wrong with a setting of the manifest that the checkpoint contradicts, and how to confirm it."""
     return (
@@ -333,11 +337,14 @@ def _read_afresh(bundle: Bundle, read: Reference, say: Callable[[str], None]) ->
         )
     mismatches, unknown = tokenizer_mismatches(bundle, loaded.tokenizers)
     believed = [name for name in loaded.assumed if name not in hints and (unknown or name not in _SPELT)]
-    mismatches += [
-        Mismatch(MANIFEST, _overriding(name, getattr(loaded.config, name), own))
-        for name, own in loaded.overridden.items()
-        if name not in hints  # the manifest alone cannot overrule the checkpoint, with which it is compared
-    ]
+    for name, own in loaded.overridden.items():
+        if name in hints:
+            continue
+        told = _overriding(name, getattr(loaded.config, name), own)
+        if name in _LENGTHS:
+            say(f"note: {told}")
+        else:  # the manifest alone cannot overrule the checkpoint, with which it is compared
+            mismatches.append(Mismatch(MANIFEST, told))
     if believed:
         told = ", ".join(f"{name} {bundle.origin.given[name]}" for name in believed)
         say(f"note: {path} does not contain {told}: not compared, unless --config FILE.json has it")

@@ -13,13 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support.tiny import SRC_VOCAB, TinyCheckpoint
+from tests.support.tiny import HEADS, SRC_VOCAB, TinyCheckpoint
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.line_reader import Reader, read_pairs
 from tfexport.decoding.search import SearchOptions
 from tfexport.decoding.translate import Writer
 from tfexport.errors import TfexportError
-from tfexport.models.checkpoints.load import build_model
+from tfexport.exporter.pipeline import export
+from tfexport.models.checkpoints.load import build_model, load_checkpoint
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Best, Capabilities, best_from_logits
@@ -107,6 +108,20 @@ def test_a_setting_of_the_manifest_that_the_checkpoint_contradicts_must_be_confi
     path.write_text(json.dumps(manifest))
     assert told(source_eos=False) == []  # the checkpoint has none of its own
     assert any("suppressed_ids [7]" in note and "not compared" in note for note in notes)
+
+
+def test_lengths_that_an_export_lowered_are_a_note(tmp_path: Path, tiny_checkpoint: TinyCheckpoint) -> None:
+    lengths = {"max_source_length": 7, "max_target_length": 6}
+    loaded = load_checkpoint(
+        tiny_checkpoint.path, {"n_heads": HEADS, **lengths}, tokenizers=tiny_checkpoint.tokenizers()
+    )
+    export(loaded, tmp_path / "bundle", check=False)
+    notes: list[str] = []
+    reference = Reference(tiny_checkpoint.path)
+    found = check(tmp_path / "bundle", None, ["torch"], checkpoint=reference, max_length=4, say=notes.append)
+    assert found.passed
+    told = [note for note in notes if "_length is" in note]
+    assert [note.partition(",")[0] for note in told] == [f"note: {name} is {most}" for name, most in lengths.items()]
 
 
 def scale_weight(model: Transformer) -> None:
