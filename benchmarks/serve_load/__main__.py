@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks.serve_load import OURS, report, settings
+from benchmarks.serve_load import OURS, offline, report, settings
 from benchmarks.serve_load.client import Measured, offer, saturate
 from benchmarks.serve_load.ladder import Ladder, keeps
 from benchmarks.serve_load.models import ROOT, prepare
@@ -64,9 +64,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+def sentences() -> Path:
+    """The file of the sentences."""
+    return next(path for path in TEXTS if path.exists())
+
+
 def bodies(stream: bool = False) -> list[bytes]:
     """Requests, each with a sentence."""
-    lines = next(path for path in TEXTS if path.exists()).read_text(encoding="utf-8").splitlines()[:1000]
+    lines = sentences().read_text(encoding="utf-8").splitlines()[:1000]
     asked: dict[str, Any] = {"scores": False, **({"stream": True} if stream else {})}
     return [json.dumps({"text": line, **asked}).encode() for line in lines if line.strip()]
 
@@ -148,12 +153,13 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def write(runs: Sequence[dict[str, Any]], about: dict[str, Any], path: Path) -> None:
+def write(runs: Sequence[dict[str, Any]], offline: Sequence[dict[str, Any]], about: dict[str, Any], path: Path) -> None:
     """Results, one run a line; whole or not at all."""
+    alone = json.dumps([{k: _short(v) for k, v in one.items()} for one in offline])
     lines = ",\n".join(json.dumps({k: _short(v) for k, v in run.items()}) for run in runs)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-        file.write(f'{{"about": {json.dumps(about)},\n"runs": [\n{lines}\n]}}\n')
+        file.write(f'{{"about": {json.dumps(about)},\n"offline": {alone},\n"runs": [\n{lines}\n]}}\n')
     os.chmod(file.name, 0o644)
     os.replace(file.name, path)
 
@@ -173,12 +179,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folders = prepare(options.folder)
         for bundle, precision, limit in parts(options, folders):
             # What is measured again takes the place of what is there.
-            runs = [run for run in earlier["runs"] if (run["model"], run["precision"]) != (bundle.name, precision)]
-            earlier = {"runs": runs, "about": about}
+            here = {"model": bundle.name, "precision": precision}
+            runs, alone = (
+                [one for one in earlier.get(kind, []) if not here.items() <= one.items()]
+                for kind in ("runs", "offline")
+            )
+            if not options.tune:
+                alone.append({**here, "cpu_seconds": offline.seconds_of(bundle, sentences(), precision)})
+            earlier = {"runs": runs, "offline": alone, "about": about}
 
-            def keep(record: dict[str, Any], runs: list[dict[str, Any]] = runs) -> None:
+            def keep(record: dict[str, Any], runs: list[dict[str, Any]] = runs, alone: Any = alone) -> None:
                 runs.append(record)
-                write(runs, about, path)
+                write(runs, alone, about, path)
 
             measure(options, bundle, precision, limit, keep)
     if earlier["runs"]:

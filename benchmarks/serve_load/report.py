@@ -80,7 +80,7 @@ def markdown(record: Mapping[str, Any]) -> str:
             )
     head = ["model", "precision", "p99 limit", "server", "requests/s", "x best other", "p50, ms", "p99, ms"]
     lines += table([*head, "CPU ms/request", "MiB"], rows)
-    lines += ["", *_first_tokens(record["runs"])]
+    lines += ["", *_first_tokens(record["runs"]), *_bounds(record)]
     client = max((run["client_cpu"] for run in record["runs"]), default=0.0)
     lines += ["", f"A rate is beyond a server when {TRIES} runs of it break the limit, and none keeps it."]
     lines += ["", f"The load generator used at most {client:.2f} of a core."]
@@ -98,6 +98,22 @@ def _first_tokens(runs: Sequence[Run]) -> list[str]:
     ]
     head = ["streams of", "precision", "requests/s", "first token p50, ms", "p99, ms", "last token p50, ms", "p99, ms"]
     return table(head, rows) if rows else []
+
+
+def _bounds(record: Mapping[str, Any]) -> list[str]:
+    """The rate that the CPUs allow if nothing but decoding and the load generator takes time."""
+    rows, every = [], groups(record["runs"])
+    for one in record.get("offline", []):
+        servers = every.get((one["model"], one["precision"]), {})
+        rates = {name: found["rate"] for name, runs in servers.items() if (found := sustained(runs))}
+        others = [rate for name, rate in rates.items() if not name.startswith(OURS)]
+        # A request of a higher rate takes the generator less time: each of its wakings serves more of them.
+        client = min(run["client_cpu"] / run["rate"] for runs in servers.values() for run in runs if not run["stream"])
+        most = record["about"]["machine"]["cpus"] / (one["cpu_seconds"] + client)
+        times = (f"{1e3 * one['cpu_seconds']:.2f}", f"{1e3 * client:.2f}", f"{most:.0f}")
+        rows.append([one["model"], one["precision"], *times, f"{2 * max(others):.0f}" if others else ""])
+    head = ["only decoding", "precision", "CPU ms/sentence", "load generator, CPU ms", "most requests/s"]
+    return ["", *table([*head, "2 x best other"], rows)] if rows else []
 
 
 def plot(runs: Sequence[Run], path: Path) -> None:

@@ -124,7 +124,8 @@ def test_a_run_that_is_ended_leaves_no_server(tmp_path: Path) -> None:
     (tmp_path / "models" / "bundle").rename(tmp_path / "models" / "small")
     script = (
         "import sys; from pathlib import Path; from benchmarks.serve_load import __main__ as test; "
-        "test.prepare = lambda folder: [folder / 'small']; test.saturate = lambda *_: 1.0; sys.exit(test.main())"
+        "test.prepare = lambda folder: [folder / 'small']; test.saturate = lambda *_: 1.0; "
+        "test.offline.seconds_of = lambda *_: 1.0; sys.exit(test.main())"
     )
     flags = ["--folder", str(tmp_path / "models"), "--systems", OURS, "--seconds", "60", "--only", "small, int8"]
     command = [sys.executable, "-c", script, *flags, "--out", str(tmp_path / "out.json")]

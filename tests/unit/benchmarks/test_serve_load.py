@@ -71,3 +71,11 @@ def test_streams_do_not_count_as_a_rate() -> None:
     stream = _run(OURS, 300.0, stream=True, first_p50=0.001, first_p99=0.005)
     assert sustained([_run(OURS, 100.0), stream]) == _run(OURS, 100.0)
     assert "| small | int8 | 300 | 1.0 | 5.0 |" in markdown({"about": {}, "runs": [_run(OURS, 100.0), stream]})
+
+
+def test_the_bound_is_what_decoding_and_the_load_generator_leave() -> None:
+    runs = [_run(OURS, 300.0), _run("slow", 100.0, client_cpu=0.05), _run("slow", 50.0, client_cpu=0.05)]
+    alone = [{"model": "small", "precision": "int8", "cpu_seconds": 0.002}]
+    machine = {"cpu": "x", "cpus": 2, "date": "2026-01-01T", "python": "3"}
+    text = markdown({"about": {"machine": machine}, "offline": alone, "runs": runs})
+    assert "| small | int8 | 2.00 | 0.33 | 857 | 200 |" in text  # 2 / (0.002 + 0.1 / 300)
