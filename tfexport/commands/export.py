@@ -120,7 +120,7 @@ class Request:
         from tfexport.verification.budget import choosers_of
         from tfexport.verification.parity import gate
 
-        gc.freeze()  # PyTorch's modules: to visit them in each collection takes a twentieth of an export
+        gc.freeze()  # PyTorch's modules: to visit them in each collection takes time, and so would one now
         refuse_to_overwrite(self.directory.resolve(), self.force)  # before a budget's text is decoded
         precisions, automatic = self.precisions
         choosers = choosers_of(loaded, automatic, self.budgets, say)

@@ -22,8 +22,8 @@ _CASTS = (Tensor.to, Tensor.float, Tensor.half, Tensor.bfloat16)
 class InFloat64(TorchFunctionMode):
     """A mode in which every PyTorch function computes in float64, for tensors of any type.
 
-    The model's weights are not copied: each weight is widened for its use and then freed. The additional memory is that of
-    a part of a matrix, not twice the model. A write into an existing tensor keeps the type of that tensor; the models here
+    The model's weights are not copied: a linear layer widens its weights in parts, into one buffer of 8 MB. Other weights
+    are widened for their use and then freed. A write into an existing tensor keeps the type of that tensor; the models here
     write nothing in place in this mode.
     """
 

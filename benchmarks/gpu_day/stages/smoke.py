@@ -45,6 +45,8 @@ def run(task: Task) -> bool:
         if row["beam"] is not None:
             row |= _kernels(task, bundle, row["precision"], row["beam"], sources)
             task.save()
+            if "kernels_error" in row:
+                say(f"{row['precision']}, beam {row['beam']}: no kernels were seen: {row['kernels_error']}")
     if task.rehearsal:
         return True
     return all(row["error"] is None and row["passed"] for row in rows)
