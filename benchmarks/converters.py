@@ -32,8 +32,8 @@ from benchmarks import hugging_face
 from tfexport.bench.peers import TARGET_LIMIT
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.errors import RuntimeUnavailable, TfexportError
-from tfexport.models.checkpoints.load import build_model
 from tfexport.models.layers import Attention, FeedForward, Layer
+from tfexport.models.model import build_model
 from tfexport.models.transformer import Stack, Transformer
 
 OPTIMUM_REQUIREMENTS = Path(__file__).with_name("optimum.txt")

@@ -154,7 +154,7 @@ def load_peer(name: str, device: str, bundle: Bundle, precision: Precision, thre
 def _hugging_face(device: str, bundle: Bundle, precision: Precision) -> Peer:
     from safetensors.torch import load_file
 
-    from tfexport.models.checkpoints.load import build_model
+    from tfexport.models.model import build_model
     from tfexport.models.transformer import Transformer
 
     model = build_model(bundle.config, load_file(bundle.weights))

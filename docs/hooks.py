@@ -205,7 +205,8 @@ def _tensors(graph: Any, same: Any) -> list[tuple[str, ...]]:
     known: set[tuple[str, tuple[str, ...]]] = set()
     if same is not None:
         known = {(t.name, t.axes) for t in (*same.inputs, *same.outputs)}
-        known |= {(t.name, t.axes) for t in (*contract.expand(same, 1).inputs, *contract.expand(same, 1).outputs)}
+        one = contract.expand(same, 1, "float32")
+        known |= {(t.name, t.axes) for t in (*one.inputs, *one.outputs)}
     rows = [
         (f"`{graph.file}`", side, f"`{t.name}`", t.dtype, ", ".join(t.axes), t.about)
         for side, tensors in (("in", graph.inputs), ("out", graph.outputs))

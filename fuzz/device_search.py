@@ -35,7 +35,8 @@ from tfexport.contract import BEST
 from tfexport.decoding.profiles import PROFILES
 from tfexport.decoding.search import SearchOptions, Source, search
 from tfexport.errors import TfexportError
-from tfexport.exporter.pipeline import write_graphs, write_weights
+from tfexport.exporter.graphs import write_graphs
+from tfexport.exporter.weights import write_weights
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.buckets import Buckets
 from tfexport.verification.parity import random_sources

@@ -35,7 +35,8 @@ from tfexport.errors import TfexportError
 from tfexport.exporter.engine_graphs import buildable_attention, longer_positions
 from tfexport.exporter.engine_plan import LengthPlan
 from tfexport.exporter.engine_request import EngineRequest
-from tfexport.exporter.pipeline import write_graphs, write_variant
+from tfexport.exporter.graphs import write_graphs
+from tfexport.exporter.weights import write_variant
 from tfexport.graph_checks.cases_portable import random_inputs
 from tfexport.graph_checks.session import HALVES, Session
 from tfexport.graphs.portable import modules_in_half

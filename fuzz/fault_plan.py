@@ -27,9 +27,8 @@ from fuzz.fault_edits import (
     words_swapped,
 )
 from tfexport.bundle.reader import MANIFEST
-from tfexport.contract import WEIGHTS_FILE
+from tfexport.contract import SCREENING_FILE, WEIGHTS_FILE
 from tfexport.graphs.projections import PARTS, STACKED
-from tfexport.graphs.screening import FILE as SCREENING_FILE
 
 
 @dataclass(frozen=True)

@@ -147,8 +147,6 @@ def prepared_bases(names: Sequence[str], work: Path, shared: Path, console: Cons
         found[name] = prepare(base, folder / "bundle", bisect=bisect)
         for precision, said in found[name].alarms.items():
             console.print(f"[red]FALSE ALARM[/red] {name} in {precision}: {said}", highlight=False)
-        if found[name].refused:
-            console.print(f"[red]REFUSED BY EXPORT[/red] {name}: {found[name].refused}", highlight=False)
     return found
 
 

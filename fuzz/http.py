@@ -53,7 +53,7 @@ def bundles(folder: Path) -> dict[str, Path]:
     classifier = load_checkpoint(folder / "classifier.pt", HINTS, tokenizers=tokenizers)
     return {
         NAMES[0]: write_bundle(folder, with_words=True).directory,
-        NAMES[1]: export(classifier, folder / "classes", check=False).directory,
+        NAMES[1]: export(classifier, folder / "classes", gate=None).directory,
     }
 
 

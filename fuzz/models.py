@@ -24,8 +24,10 @@ from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.bundle.writer import write_manifest
 from tfexport.config import ModelConfig
 from tfexport.decoding.search import SearchOptions
-from tfexport.exporter.pipeline import check_written, write_graphs, write_weights
+from tfexport.exporter.graphs import write_graphs
+from tfexport.exporter.weights import write_weights
 from tfexport.graph_checks.definition import Definition
+from tfexport.graph_checks.gate import check_written
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.ort import ort_cpu_portable
 from tfexport.runtimes.ort_cpu.load import ort_cpu

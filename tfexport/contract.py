@@ -31,6 +31,11 @@ FORMAT = 6
 misread a bundle."""
 
 WEIGHTS_FILE = "weights.safetensors"
+SCREENING_FILE = "weights.screening.safetensors"
+FEWEST_WORDS = 1024
+"""The smallest vocabulary that is screened: for a smaller one the whole product takes no longer."""
+GROUP = 4
+"""Number of inputs whose 8-bit weights are adjacent in memory, in blocks of outputs, for CPUs (see kernels/products.h)."""
 
 PRECISIONS: dict[str, Precision] = {
     "fp32": "float32",
@@ -176,14 +181,34 @@ def weights_file(precision: Precision) -> str:
     return WEIGHTS_FILE if precision == "float32" else f"weights.{short_name(precision)}.safetensors"
 
 
-def expand(graph: GraphSpec, n_layers: int) -> GraphSpec:
-    """`graph` with its `{i}` tensors expanded for each layer."""
-    return replace(
-        graph, inputs=tuple(_expand(graph.inputs, n_layers)), outputs=tuple(_expand(graph.outputs, n_layers))
+def is_screened(config: ModelConfig, precision: Precision) -> bool:
+    """Whether the graphs of a model screen its vocabulary (`graphs/screening.py`). In quantized graphs the whole product is
+    as cheap."""
+    large = config.tgt_vocab_size >= FEWEST_WORDS and config.d_model % GROUP == 0
+    return precision == "float32" and groups_queries(config) and large
+
+
+def weights_files(config: ModelConfig, precision: Precision) -> list[str]:
+    """The files of all tensors that the graphs of a precision refer to."""
+    files = [weights_file(precision)]
+    if precision in QUANTIZED:
+        files.append(WEIGHTS_FILE)
+    elif is_screened(config, precision):
+        files.append(SCREENING_FILE)
+    return files
+
+
+def expand(graph: GraphSpec, n_layers: int, precision: Precision) -> GraphSpec:
+    """`graph` in a precision, with its `{i}` tensors for each layer, and its tensors of type `float` in this precision."""
+    dtype: Any = "float32" if precision in QUANTIZED else precision
+    inputs, outputs = (
+        tuple(replace(t, dtype=dtype) if t.dtype == "float" else t for t in _of_layers(tensors, n_layers))
+        for tensors in (graph.inputs, graph.outputs)
     )
+    return replace(graph, inputs=inputs, outputs=outputs, precision=precision)
 
 
-def _expand(tensors: tuple[TensorSpec, ...], n_layers: int) -> Iterable[TensorSpec]:
+def _of_layers(tensors: tuple[TensorSpec, ...], n_layers: int) -> Iterable[TensorSpec]:
     index = 0
     while index < len(tensors):
         if "{i}" not in tensors[index].name:

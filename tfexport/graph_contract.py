@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from tfexport.config import ModelConfig
 from tfexport.contract import (
@@ -282,14 +281,4 @@ def graphs_of(
         roles = (CUDA_ENCODER, CUDA_DECODER_STEP, CUDA_BEAM_STEP)
     else:
         roles = (ENCODER, DECODER_STEP, *((SELECT_ROWS, *SEARCH_GRAPHS) if dialect == "onnx24" else ()))
-    return tuple(
-        replace(_in_precision(expand(graph, config.n_decoder_layers), precision), dialect=dialect) for graph in roles
-    )
-
-
-def _in_precision(graph: GraphSpec, precision: Precision) -> GraphSpec:
-    def concrete(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        dtype: Any = "float32" if precision in QUANTIZED else precision
-        return tuple(replace(t, dtype=dtype) if t.dtype == "float" else t for t in tensors)
-
-    return GraphSpec(graph.role, concrete(graph.inputs), concrete(graph.outputs), precision)
+    return tuple(replace(expand(graph, config.n_decoder_layers, precision), dialect=dialect) for graph in roles)

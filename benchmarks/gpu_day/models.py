@@ -41,7 +41,7 @@ def base(task: Task) -> Bundle:
     folder = base_folder(task)
     if not (folder / MANIFEST).exists():
         say("exporting the base model, without checks")
-        export(base_checkpoint(task), folder, precisions=list(FLOATS.values()), check=False)
+        export(base_checkpoint(task), folder, precisions=list(FLOATS.values()), gate=None)
     return open_bundle(folder)
 
 

@@ -48,7 +48,7 @@ def prepare(folder: Path) -> list[Path]:
         config, weights = widened(model.config, model.state_dict())
         tokenizers = native.Tokenizers(*(_tokenizer(bundle, side) for side in ("source", "target")))
         native.save(folder / "base.safetensors", weights, config, tokenizers, torch.float32)
-        export(load_checkpoint(folder / "base.safetensors", {}), base, precisions=("int8",), check=False)
+        export(load_checkpoint(folder / "base.safetensors", {}), base, precisions=("int8",), gate=None)
     for bundle_folder in (small, base):
         _write_peers(open_bundle(bundle_folder))
     return [small, base]

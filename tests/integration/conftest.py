@@ -38,7 +38,7 @@ def exported(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathF
 
     def export_once(name: str, **options: Any) -> Path:
         return made_once(
-            tmp_path_factory, name, lambda folder: export(tiny_checkpoint.load(), folder, check=False, **options)
+            tmp_path_factory, name, lambda folder: export(tiny_checkpoint.load(), folder, gate=None, **options)
         )
 
     return export_once
@@ -75,7 +75,7 @@ def classifier_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def make(folder: Path) -> None:
         file = tmp_path_factory.mktemp("classifier") / "classifier.pt"
         torch.save(tiny_classifier().state_dict(), file)
-        export(load_checkpoint(file, HINTS), folder, check=False)
+        export(load_checkpoint(file, HINTS), folder, gate=None)
 
     return made_once(tmp_path_factory, "classifier", make)
 

@@ -184,7 +184,7 @@ def test_classes_have_probabilities_and_names(classifier_bundle: Path, tmp_path:
     torch.save(tiny_classifier().state_dict(), tmp_path / "classifier.pt")
     words = word_tokenizer({f"de{index}": index for index in range(31)} | {"<unk>": 31 - 1})
     loaded = load_checkpoint(tmp_path / "classifier.pt", HINTS, tokenizers=Tokenizers(words, None))
-    export(loaded, bundle, check=False)
+    export(loaded, bundle, gate=None)
     (tmp_path / "labels.txt").write_text("a\nb\nc\nd\ne\n")
     classifier = tfexport.load_classifier(bundle, labels=tmp_path / "labels.txt", threads=1)
     found = classifier.classify(["de4 de5", "", "de9"], top=5)
@@ -268,7 +268,7 @@ def test_a_bundle_that_is_replaced_is_never_mixed_with_the_new_one(own_bundle: P
     loaded = tfexport.load(own_bundle, threads=1)
     greedy = loaded.translate(TEXTS)
     torch.save(tiny_transformer(seed=5).state_dict(), tmp_path / "other.pt")
-    export(load_checkpoint(tmp_path / "other.pt", HINTS), own_bundle, force=True, check=False)
+    export(load_checkpoint(tmp_path / "other.pt", HINTS), own_bundle, force=True, gate=None)
     assert loaded.translate(TEXTS) == greedy
     with pytest.raises(BundleError, match="replaced"):
         loaded.translate(TEXTS, beam=2)  # whose graph is not loaded yet

@@ -56,7 +56,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """The embedded default."""
     directory = tmp_path_factory.mktemp("embedded") / "bundle"
     checkpoint = load_checkpoint(embedded_checkpoint(), {})
-    return open_bundle(export(checkpoint, directory, precisions=["float16", "int8"], check=False).directory)
+    return open_bundle(export(checkpoint, directory, precisions=["float16", "int8"], gate=None).directory)
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ from pathlib import Path
 from safetensors.numpy import load_file
 
 from tfexport import contract
-from tfexport.exporter.pipeline import check_written
-from tfexport.graph_checks.cases_portable import Model
 from tfexport.graph_checks.definition import Definition
+from tfexport.graph_checks.gate import check_written
+from tfexport.models.model import Model
 
 
 def definition_of(model: Model, precision: contract.Precision, folder: Path, keep: Collection[str] = ()) -> Definition:

@@ -18,9 +18,9 @@ from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.bundle.writer import write_manifest
 from tfexport.config import ModelConfig
 from tfexport.contract import GraphSpec, Precision
-from tfexport.exporter.pipeline import write_graphs as write_all_graphs
-from tfexport.exporter.pipeline import write_variant, write_weights
-from tfexport.models.checkpoints.load import build_model
+from tfexport.exporter.graphs import write_graphs as write_all_graphs
+from tfexport.exporter.weights import write_variant, write_weights
+from tfexport.models.model import build_model
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.pytorch import TorchRuntime
 

@@ -14,7 +14,7 @@ from tests.support.checkpoints import (
 from tests.support.ort_bundles import CONFIG, ONE_CHANGE, random_model
 from tfexport.config import ModelConfig
 from tfexport.errors import ConfigError
-from tfexport.models.classifier import EncoderClassifier
+from tfexport.models.model import EncoderClassifier
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,9 @@ from tfexport.models.checkpoints.reading import chosen_family, hints_of, open_ch
 from tfexport.option import checked, declared
 from tfexport.system.input_files import lines_of
 from tfexport.verification.budget import choosers_of
+from tfexport.verification.gate import DecodingGate
 from tfexport.verification.options import CompareOptions
-from tfexport.verification.parity import Comparison, Reference, check, gate
+from tfexport.verification.parity import Comparison, Reference, check
 
 _note = logging.getLogger("tfexport").info
 
@@ -97,9 +98,7 @@ def export(
         choosers=choosers_of(loaded, automatic, budgets, _note),
         **graphs,
         force=force,
-        check=parity,
-        tolerance=tolerance,
-        verify=partial(gate, tolerance=tolerance) if parity else None,
+        gate=DecodingGate(tolerance) if parity else None,
     )
 
 

@@ -54,12 +54,15 @@ def write_manifest(
     folder: Path, config: ModelConfig, graphs: Sequence[contract.GraphSpec], facts: Mapping[str, Any]
 ) -> None:
     """Write the manifest of the files in `folder`, with the additional entries `facts`."""
-    entries = [graph_entry(graph, config) for graph in graphs]
-    tokenizers = {side: name for side, name in TOKENIZER_FILES.items() if (folder / name).exists()}
-    runtimes = runtime_dialects(graphs)
-    facts = {**facts, "config": config.to_dict(), "graphs": entries, "engines": [], "runtimes": runtimes}
-    facts["tokenizers"] = tokenizers
-    _write(folder, facts, {})
+    manifest = {
+        **facts,
+        "graphs": [graph_entry(graph, config) for graph in graphs],
+        "config": config.to_dict(),
+        "engines": [],
+        "runtimes": runtime_dialects(graphs),
+        "tokenizers": {side: name for side, name in TOKENIZER_FILES.items() if (folder / name).exists()},
+    }
+    _write(folder, manifest, {})
 
 
 def _write(folder: Path, manifest: Mapping[str, Any], known: Mapping[str, Any]) -> None:

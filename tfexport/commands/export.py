@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -118,7 +117,7 @@ class Request:
         from tfexport.bundle.writer import refuse_to_overwrite
         from tfexport.exporter.pipeline import export as run_export
         from tfexport.verification.budget import choosers_of
-        from tfexport.verification.parity import gate
+        from tfexport.verification.gate import DecodingGate
 
         gc.freeze()  # PyTorch's modules: to visit them in each collection takes time, and so would one now
         refuse_to_overwrite(self.directory.resolve(), self.force)  # before a budget's text is decoded
@@ -133,7 +132,5 @@ class Request:
                 alignments=self.graphs.alignments,
                 shortlist=self.graphs.shortlist,
                 force=self.force,
-                check=self.graphs.parity,
-                tolerance=self.graphs.tolerance,
-                verify=partial(gate, tolerance=self.graphs.tolerance) if self.graphs.parity else None,
+                gate=DecodingGate(self.graphs.tolerance) if self.graphs.parity else None,
             )

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from tfexport import contract
 from tfexport.graph_checks import cases_ort
-from tfexport.graph_checks.cases_portable import Arrays, Case, Model, Outputs
+from tfexport.graph_checks.cases_portable import Arrays, Case, Outputs
+from tfexport.models.model import Model
 from tfexport.models.transformer import Transformer
 
 

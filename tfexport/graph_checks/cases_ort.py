@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tfexport import contract
-from tfexport.graph_checks.cases_portable import Arrays, Case, Model, Outputs
+from tfexport.graph_checks.cases_portable import Arrays, Case, Outputs
 from tfexport.graphs.linear_quantized import from_blocks, quantize
 from tfexport.graphs.projections import Projection
 from tfexport.models.layers import KeyValue
+from tfexport.models.model import Model
 from tfexport.models.transformer import Transformer
 from tfexport.shortlist_contract import LISTED
 

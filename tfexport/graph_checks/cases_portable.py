@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from tfexport import contract
 from tfexport.config import ModelConfig
-from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.layers import KeyValue, best_tokens
+from tfexport.models.model import EncoderClassifier, Model
 from tfexport.models.transformer import Transformer
 
-Model = Transformer | EncoderClassifier
 Arrays = dict[str, NDArray[Any]]
 Outputs = dict[str, Tensor]
 

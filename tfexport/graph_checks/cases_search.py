@@ -10,7 +10,8 @@ import torch
 
 from tfexport import contract, graph_contract
 from tfexport.config import ModelConfig
-from tfexport.graph_checks.cases_portable import Arrays, Case, Model, Outputs
+from tfexport.graph_checks.cases_portable import Arrays, Case, Outputs
+from tfexport.models.model import Model
 
 ROLES = tuple(graph.role for graph in graph_contract.SEARCH_GRAPHS)
 

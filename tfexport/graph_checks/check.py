@@ -30,16 +30,17 @@ from numpy.typing import NDArray
 
 from tfexport import contract, graph_contract
 from tfexport.config import ModelConfig
+from tfexport.contract import is_screened
 from tfexport.graph_checks import cases_cuda, cases_ort, cases_portable, cases_search
-from tfexport.graph_checks.cases_portable import Case, Model
+from tfexport.graph_checks.cases_portable import Case
 from tfexport.graph_checks.definition import Definition
 from tfexport.graph_checks.rounding import SAMPLES, Rounding
 from tfexport.graph_checks.screening import screening_distances
 from tfexport.graph_checks.session import HALVES, Session
 from tfexport.graph_checks.values import Followed, Place, distances, places_of
 from tfexport.graph_checks.weights import misplaced
-from tfexport.graphs.screening import is_screened
 from tfexport.models.float64 import InFloat64
+from tfexport.models.model import Model
 from tfexport.models.transformer import Transformer
 from tfexport.system.processes import map_large_buffers
 

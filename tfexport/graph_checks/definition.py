@@ -13,23 +13,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tfexport.config import ModelConfig
 from tfexport.contract import QUANTIZED, Precision
 from tfexport.graph_checks.cases_ort import Steps
-from tfexport.graph_checks.cases_portable import Model
 from tfexport.graph_checks.rounding import EPS
-from tfexport.graphs.linear_quantized import INT4_BLOCK, dequantize
-from tfexport.graphs.projections import Projection, decoder_projections, encoder_projections
+from tfexport.graphs.linear_quantized import INT4_BLOCK, Stored, dequantize
+from tfexport.graphs.projections import projections_of
+from tfexport.models.model import Model
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import Transformer
-
-Stored = Mapping[str, NDArray[np.generic]]
-"""The tensors of a quantized weights file."""
 
 
 @dataclass(frozen=True)
@@ -154,11 +148,6 @@ class _Activations:
             of_blocks = nn.functional.pad(widest, (0, -n_in % block)).reshape(-1, block).amax(-1)
             unsure = unsure + ZERO_POINT_ROUNDING * EPS["float32"] * (sums @ of_blocks)
         return rounded.flatten(-2)[..., :n_in], unsure[..., None]
-
-
-def projections_of(config: ModelConfig) -> list[Projection]:
-    """All linear layers of a model's graphs."""
-    return [*encoder_projections(config), *decoder_projections(config)]
 
 
 def rounded(model: Transformer, stored: Stored) -> Transformer:

@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from onnx import helper
 from safetensors.numpy import load_file
 
+from tfexport.contract import SCREENING_FILE
 from tfexport.graph_checks.definition import Definition
 from tfexport.graph_checks.rounding import Rounding, logit_size
 from tfexport.graph_checks.session import session_of
 from tfexport.graph_checks.values import distances
 from tfexport.graphs.linear_quantized import from_blocks
-from tfexport.graphs.screening import FILE, LEVELS
+from tfexport.graphs.screening import LEVELS
 from tfexport.models.transformer import Transformer
 
 ROWS = 32
@@ -44,7 +45,7 @@ def screening_distances(
     random = np.random.default_rng(2)
     states = random.standard_normal((ROWS, size)).astype(np.float32)
     states[:, random.integers(size)] *= 100  # makes the rounding steps of the other numbers coarse
-    rounded = {name: np.asarray(array) for name, array in load_file(folder / FILE).items()}
+    rounded = {name: np.asarray(array) for name, array in load_file(folder / SCREENING_FILE).items()}
 
     def run(op_type: str, given: Mapping[int, NDArray[Any]]) -> list[NDArray[Any]]:
         """The outputs of a function, with `given` inputs by their places."""

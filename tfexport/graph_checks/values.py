@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tfexport import contract
-from tfexport.graph_checks.cases_portable import Case, Model, Outputs
-from tfexport.graph_checks.definition import Definition, projections_of
+from tfexport.graph_checks.cases_portable import Case, Outputs
+from tfexport.graph_checks.definition import Definition
 from tfexport.graph_checks.rounding import Rounding, slack_of_hopeless
+from tfexport.graphs.projections import projections_of
 from tfexport.models.float64 import InFloat64, WithRandomRounding
 from tfexport.models.layers import PointwiseConv
+from tfexport.models.model import Model
 from tfexport.models.positions import PositionTable
 
 COMPARED = (nn.Linear, PointwiseConv, nn.LayerNorm, nn.RMSNorm, PositionTable)

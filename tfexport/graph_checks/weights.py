@@ -10,8 +10,8 @@ import onnx
 from onnx import TensorProto
 
 from tfexport import contract
+from tfexport.contract import SCREENING_FILE
 from tfexport.graph_checks.session import HALVES, WIDE
-from tfexport.graphs.screening import FILE as SCREENING_FILE
 from tfexport.graphs.stored_weights import StoredWeights
 
 MOST_NUMBERS = 64

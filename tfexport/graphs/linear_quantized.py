@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from tfexport.contract import Precision
+from tfexport.contract import GROUP, Precision
 from tfexport.errors import TfexportError
 from tfexport.graphs.emitter import CONTRIB, Emitter
 from tfexport.graphs.linear_float32 import BLOCK, zeros
@@ -22,12 +22,11 @@ from tfexport.graphs.projections import Projection
 Matrix = NDArray[np.float32]
 Numbers = NDArray[np.int8]
 
+Stored = Mapping[str, NDArray[np.generic]]
+"""The tensors of a quantized weights file."""
+
 INT4_BLOCK = 32
 """Number of 4-bit weights of a column that share a scale."""
-
-
-GROUP = 4
-"""Number of inputs whose 8-bit weights are adjacent in memory, in blocks of outputs, for CPUs (see kernels/products.h)."""
 
 
 def quantize(

@@ -18,13 +18,14 @@ import onnx_ir as ir
 
 from tfexport import contract
 from tfexport.config import ModelConfig
+from tfexport.contract import is_screened
 from tfexport.dialects import calls_attention_functions
 from tfexport.graphs import layers, ordered_sums
 from tfexport.graphs.emitter import CONTRIB, Emitter, Linear, Value
 from tfexport.graphs.linear_float32 import float32_linear, matmul_linear
 from tfexport.graphs.linear_quantized import int4_linear, int8_linear, unsigned_columns
 from tfexport.graphs.projections import Projection, decoder_projections, encoder_projections
-from tfexport.graphs.screening import is_screened, screen
+from tfexport.graphs.screening import screen
 from tfexport.graphs.stored_weights import StoredWeights
 from tfexport.shortlist_contract import LISTED
 

@@ -78,3 +78,8 @@ def _feed_forward(config: ModelConfig, layer: str) -> Iterator[Projection]:
     for part in ("hidden", "gate", "output") if config.gated else ("hidden", "output"):
         path = f"{layer}.feed_forward.{part}"
         yield Projection.of_modules(path, [path], bias=config.feed_forward_bias)
+
+
+def projections_of(config: ModelConfig) -> list[Projection]:
+    """All linear layers of a model's graphs."""
+    return [*encoder_projections(config), *decoder_projections(config)]

@@ -16,30 +16,24 @@ with the largest bounds. So if the best logit among them is above the least of t
 This is a proof up to the rounding of float32 itself, for which |w - w'| is stored with a margin.
 
 Rows that are not proven, such as those with a NaN, are multiplied with the whole projection in float32. Vocabularies below
-`FEWEST_WORDS` are not screened: the whole product takes no longer there.
+`contract.FEWEST_WORDS` are not screened: the whole product takes no longer there.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from tfexport.config import ModelConfig
-from tfexport.contract import Precision, groups_queries
 from tfexport.errors import TfexportError
 from tfexport.graphs.emitter import CONTRIB, Emitter
 from tfexport.graphs.linear_float32 import zeros
-from tfexport.graphs.linear_quantized import GROUP, columns_from_blocks, from_blocks, quantize_int8
+from tfexport.graphs.linear_quantized import columns_from_blocks, from_blocks, quantize_int8
 from tfexport.graphs.projections import Projection
 
 CANDIDATES = 16
 """Number of candidates for float32. With 16, all rows of trained and random models were proven; with 8, 95 % of the rows of
 random models. From about 32 on, ONNX Runtime's TopK takes twice the time."""
-
-FEWEST_WORDS = 1024
 
 LEVELS = 63
 """States are rounded to -63 .. 63 and not to 127. So no kernel overflows the 16 bits in which some kernels (without VNNI)
@@ -51,17 +45,10 @@ CHUNK = 4096
 LARGEST = 1e30
 """The largest weight: with a larger one, a bound may leave the range of float32."""
 
-FILE = "weights.screening.safetensors"
-
-
-def is_screened(config: ModelConfig, precision: Precision) -> bool:
-    """Whether the graphs of a model screen its vocabulary. In quantized graphs the whole product is as cheap."""
-    large = config.tgt_vocab_size >= FEWEST_WORDS and config.d_model % GROUP == 0
-    return precision == "float32" and groups_queries(config) and large
-
 
 def screening_tensors(weight: NDArray[np.float32]) -> dict[str, NDArray[np.generic]]:
-    """The additional tensors of screening for the output projection `weight` [vocab, d_model], by the names in `FILE`.
+    """The additional tensors of screening for the output projection `weight` [vocab, d_model], by their names in
+    `contract.SCREENING_FILE`.
 
     Raises:
         TfexportError: a weight is not a finite number, or so large that bounds may leave the range of float32.
@@ -71,30 +58,21 @@ def screening_tensors(weight: NDArray[np.float32]) -> dict[str, NDArray[np.gener
     if np.abs(weight).max() > LARGEST:
         raise TfexportError(f"the output projection has weights above {LARGEST:g}. Check the training.")
     stored = quantize_int8(weight)
-    norms, errors = _norms(weight), _norms(weight, stored)
+    numbers = from_blocks(np.asarray(stored["int8"], np.int8), *weight.shape)
+    norms, errors = np.empty(len(weight)), np.empty(len(weight))
+    for start in range(0, len(weight), CHUNK):
+        rows = slice(start, start + CHUNK)
+        exact = weight[rows].astype(np.float64)  # squares may leave the range of float32
+        norms[rows] = np.linalg.norm(exact, axis=1)
+        exact -= numbers[rows].astype(np.float64) * np.asarray(stored["scale"][rows, None], np.float64)
+        errors[rows] = np.linalg.norm(exact, axis=1)
     # The rounding error of a dot product in float32 is relative to |x| |w| (Higham 2002, section 3.1), and there are two dot
     # products; `tiny` covers underflow.
-    numbers = np.finfo(np.float32)
-    errors += 2 * (weight.shape[1] + 8) * float(numbers.eps) * norms + float(numbers.tiny)
+    float32 = np.finfo(np.float32)
+    errors += 2 * (weight.shape[1] + 8) * float(float32.eps) * norms + float(float32.tiny)
     bounds = {"norm": norms, "error": errors}
     up = {name: np.nextafter(values.astype(np.float32), np.float32(np.inf)) for name, values in bounds.items()}
     return {f"screening.{name}": array for name, array in {**stored, **up}.items()}
-
-
-def _norms(
-    weight: NDArray[np.float32], rounded: Mapping[str, NDArray[np.generic]] | None = None
-) -> NDArray[np.float64]:
-    """|w|, or |w - w'|, of each row, in float64: squares may leave the range of float32."""
-    norms = np.empty(len(weight))
-    if rounded is not None:
-        numbers = from_blocks(np.asarray(rounded["int8"], np.int8), *weight.shape)
-    for start in range(0, len(weight), CHUNK):
-        rows = slice(start, start + CHUNK)
-        difference = weight[rows].astype(np.float64)
-        if rounded is not None:
-            difference -= numbers[rows].astype(np.float64) * np.asarray(rounded["scale"][rows, None], np.float64)
-        norms[rows] = np.linalg.norm(difference, axis=1)
-    return norms
 
 
 def screen(emitter: Emitter, output: Projection, states: ir.Value, banned: ir.Value) -> tuple[ir.Value, ir.Value]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tfexport.contract import Precision
 from tfexport.errors import TfexportError
-from tfexport.models.classifier import EncoderClassifier
+from tfexport.models.model import EncoderClassifier, Model
 from tfexport.models.transformer import Transformer
 
 TF32_BITS = 13
@@ -28,9 +28,7 @@ def to_tf32(tensor: Tensor) -> Tensor:
     return torch.where(tensor.isfinite(), rounded.view(torch.float32), tensor)
 
 
-def in_precision(
-    model: Transformer | EncoderClassifier, precision: Precision, keep: Collection[str] = ()
-) -> Transformer | EncoderClassifier:
+def in_precision(model: Model, precision: Precision, keep: Collection[str] = ()) -> Model:
     """A copy of `model` with its weights in `precision`, except the output projection. Its weights are float32, rounded to
     TF32. Logits are always float32.
 

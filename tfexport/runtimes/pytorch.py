@@ -17,10 +17,9 @@ from tfexport.bundle.reader import MANIFEST, Bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
 from tfexport.errors import BundleError, RuntimeUnavailable
-from tfexport.models.checkpoints.load import build_model
-from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.float64 import InFloat64, WithRandomRounding
 from tfexport.models.layers import KeyValue
+from tfexport.models.model import EncoderClassifier, build_model
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.base import BaseRuntime, Best, Capacity, FloatArray, IntArray, best_from_logits

@@ -22,13 +22,16 @@ from tfexport.bundle.reader import Bundle, Graph, Origin
 from tfexport.contract import Precision, short_name
 from tfexport.decoding.line_reader import Reader
 from tfexport.decoding.translate import Writer
-from tfexport.dialects import runtime_dialects
+from tfexport.dialects import RUNTIME_DIALECTS, runtime_dialects
 from tfexport.errors import TfexportError
+from tfexport.exporter.graphs import write_graphs
 from tfexport.exporter.options import BudgetOptions
+from tfexport.exporter.weights import write_variant
 from tfexport.graphs import portable
 from tfexport.graphs.projections import decoder_projections, encoder_projections
 from tfexport.graphs.stored_weights import StoredWeights
 from tfexport.models.checkpoints.load import Checkpoint
+from tfexport.models.model import EncoderClassifier, Model
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.base import Runtime
 from tfexport.runtimes.ort_cpu.load import ort_cpu
@@ -143,23 +146,14 @@ def _finite(number: float) -> float | None:
 
 
 class Trials:
-    """Tries graphs with any modules in float32, in a folder that has the weights.
+    """Tries graphs with any modules in float32, in a folder that has the weights."""
 
-    Args:
-        emit: writes the graphs with these modules in float32 into the folder.
-    """
-
-    def __init__(
-        self,
-        model: Transformer,
-        precision: Precision,
-        folder: Path,
-        text: Text,
-        budget: Budget,
-        emit: Callable[[Collection[str]], Sequence[contract.GraphSpec]],
-    ):
+    def __init__(self, model: Transformer, precision: Precision, folder: Path, text: Text, budget: Budget):
         self._model, self._precision, self._folder = model, precision, folder
-        self._text, self._budget, self._emit = text, budget, emit
+        self._text, self._budget = text, budget
+        # The graphs that are decoded on a CPU: int8 has no portable ones.
+        dialects = RUNTIME_DIALECTS["ort-cpu"]
+        self._dialects = [dialect for dialect in dialects if dialect == "ort" or precision == "float16"]
         self.count = 0
 
     def loss(self, keep: Collection[str]) -> float:
@@ -170,7 +164,7 @@ class Trials:
 
     def _runtime(self, keep: Collection[str]) -> Runtime[Any]:
         self.count += 1
-        graphs = self._emit(keep)
+        graphs = write_graphs(self._model.config, self._precision, self._folder, keep, dialects=self._dialects)
         bundle = Bundle(
             self._folder,
             self._model.config,
@@ -191,34 +185,35 @@ class BudgetChooser:
     budget: Budget
     text: Text
 
-    def __call__(
-        self,
-        model: Transformer,
-        precision: Precision,
-        folder: Path,
-        emit: Callable[[Collection[str]], Sequence[contract.GraphSpec]],
-    ) -> Choice:
-        return choose(model, precision, folder, self.text, self.budget, emit)
+    def __call__(self, model: Model, precision: Precision, folder: Path) -> Choice:
+        """The modules of `model` that must stay in float32 for the budget.
+
+        Args:
+            folder: has the weights of float32; those of `precision` and graphs are written there.
+
+        Raises:
+            TfexportError: the budget does not hold even with all of them in float32, or the model is a classifier.
+        """
+        if isinstance(model, EncoderClassifier):
+            raise TfexportError(
+                "encoder classifiers have no output to measure a budget on. Give a precision without auto-."
+            )
+        # Weights that are too large for float16 can be kept in float32.
+        keep = [path for path, _ in model.named_modules()] if precision == "float16" else []
+        write_variant(model, precision, folder, keep)
+        return choose(model, precision, folder, self.text, self.budget)
 
 
-def choose(
-    model: Transformer,
-    precision: Precision,
-    folder: Path,
-    text: Text,
-    budget: Budget,
-    emit: Callable[[Collection[str]], Sequence[contract.GraphSpec]],
-) -> Choice:
+def choose(model: Transformer, precision: Precision, folder: Path, text: Text, budget: Budget) -> Choice:
     """The modules of `model` that must stay in float32 for `budget`. None of them can be released.
 
     Args:
         folder: has the weights of `precision` and of float32; graphs are written there.
-        emit: writes the graphs with these modules in float32 into `folder`.
 
     Raises:
         TfexportError: the budget does not hold even with all of them in float32.
     """
-    trials = Trials(model, precision, folder, text, budget, emit)
+    trials = Trials(model, precision, folder, text, budget)
     sizes = modules_of(model, precision, folder)
     lost = lost_without = trials.loss(())
     kept: list[str] = []

@@ -22,17 +22,15 @@ from tfexport import contract, graph_contract
 from tfexport.bundle.reader import GENERATION_CONFIG, MANIFEST, TOKENIZER_FILES, Bundle
 from tfexport.bundle.writer import graph_entry
 from tfexport.config import ModelConfig
-from tfexport.contract import Precision
+from tfexport.contract import SCREENING_FILE, Precision
 from tfexport.dialects import DIALECTS, runtime_dialects
-from tfexport.exporter.pipeline import with_stacked
-from tfexport.graph_checks.cases_portable import Model
-from tfexport.graph_checks.definition import projections_of
+from tfexport.exporter.weights import with_stacked
 from tfexport.graph_checks.rounding import EPS
 from tfexport.graphs.linear_quantized import quantize
-from tfexport.graphs.screening import FILE as SCREENING_FILE
+from tfexport.graphs.projections import projections_of
 from tfexport.graphs.screening import screening_tensors
-from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.formats.native import Tokenizers
+from tfexport.models.model import EncoderClassifier, Model
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import Transformer
 from tfexport.shortlist_contract import shortlist_graphs_of

@@ -19,7 +19,6 @@ from tfexport.decoding.line_reader import Reader, read_pairs
 from tfexport.decoding.search import SearchOptions
 from tfexport.decoding.translate import Writer
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
-from tfexport.graph_checks.cases_portable import Model
 from tfexport.graph_checks.check import GraphCheck, check_graph
 from tfexport.graph_checks.definition import Definition
 from tfexport.models.checkpoints.load import Checkpoint, load_checkpoint
@@ -32,7 +31,7 @@ from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.system.processes import return_freed_memory
 from tfexport.verification.bleu_chrf import Quality
 from tfexport.verification.compare import compare, compare_all, random_sources
-from tfexport.verification.expected import Memories, as_inputs
+from tfexport.verification.expected import as_inputs
 from tfexport.verification.files import (
     Mismatch,
     config_mismatches,
@@ -46,7 +45,7 @@ from tfexport.verification.options import CompareOptions
 from tfexport.verification.report import ParityReport
 from tfexport.verification.structure import structure_mismatches
 
-__all__ = ["Comparison", "as_inputs", "check", "check_graphs", "compare", "compare_all", "gate", "random_sources"]
+__all__ = ["Comparison", "as_inputs", "check", "check_graphs", "compare", "compare_all", "random_sources"]
 
 RANDOM_SENTENCES = 32
 
@@ -224,47 +223,6 @@ def quality_of(report: ParityReport, writer: Writer, targets: Sequence[str]) -> 
         Quality.of([writer.text(ids) for ids in outputs], targets) for outputs in zip(*report.outputs, strict=True)
     )
     return one, other
-
-
-GATE = {"sentences": 8, "source": 24, "target": 12}
-"""Sizes of the comparison that every export must pass: random ids and short outputs, so that it takes a second or two.
-The cases of `check_graph` have longer sources and pasts."""
-
-
-def gate(directory: Path, model: Model, *, tolerance: float | None = None) -> None:
-    """Compare all precisions of a bundle with PyTorch, on ONNX Runtime's CPU provider, with greedy and beam search.
-
-    Args:
-        model: the exported model, in float32.
-        tolerance: a fixed limit instead of the limit that follows from rounding.
-
-    Raises:
-        TfexportError: a number is outside its limit.
-    """
-    bundle = open_bundle(directory)
-    if not isinstance(model, Transformer):  # a classifier has nothing to decode
-        return
-    reference = TorchRuntime(model)
-    sources = random_sources(bundle.config, GATE["sentences"], longest=GATE["source"])
-    memories = Memories(reference)
-
-    def reports(beam: int) -> list[ParityReport]:
-        runtimes = [load_runtime("ort-cpu", bundle, precision=p) for p in bundle.precisions]
-        options = SearchOptions(beam=beam, max_length=GATE["target"])
-        return compare_all(reference, runtimes, sources, [options], random=True, tolerance=tolerance, memories=memories)
-
-    # Load the graphs again for each search, so that those of both are not in memory at once.
-    for report in (report for beam in (1, 4) for report in reports(beam)):
-        if not report.passed:
-            short = contract.short_name(report.precision)
-            others = " Report this with the config, allow more with --tolerance N,"
-            if report.precision != "float32":
-                others = f" Leave {short} out of --precision,"
-            raise TfexportError(
-                f"the exported graphs in {short} do not decode as PyTorch does with beam {report.beam}: "
-                f"{'; '.join(report.failures)}. Nothing was exported.{others} or export with "
-                "--no-parity and find the cause with tfexport parity --bisect."
-            )
 
 
 def _loaded(

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.families.family import Family
 from tfexport.models.layers import Attention, PointwiseConv
+from tfexport.models.model import EncoderClassifier
 from tfexport.models.transformer import Transformer
 from tfexport.verification.probe_weights import prefix_in
 

@@ -13,7 +13,8 @@ import onnx
 import onnx_ir as ir
 
 from tfexport.bundle.reader import MANIFEST, Bundle
-from tfexport.exporter.pipeline import emit, weights_files
+from tfexport.contract import weights_files
+from tfexport.exporter.graphs import emit
 from tfexport.graphs.stored_weights import StoredWeights
 from tfexport.system.version import version
 from tfexport.verification.files import Mismatch, graph_specs, recorded_version

@@ -19,8 +19,9 @@ from tfexport.bundle.reader import open_bundle
 from tfexport.bundle.writer import write_manifest
 from tfexport.contract import PRECISIONS
 from tfexport.errors import BundleError
-from tfexport.exporter.pipeline import write_graphs, write_variant, write_weights
-from tfexport.models.classifier import EncoderClassifier
+from tfexport.exporter.graphs import write_graphs
+from tfexport.exporter.weights import write_variant, write_weights
+from tfexport.models.model import EncoderClassifier
 
 WEIGHTS = {"weights.safetensors": 1000}
 FLOAT = TensorProto.FLOAT

@@ -731,14 +731,23 @@ def test_a_failure_at_the_very_end_leaves_what_there_was(
     assert not leftovers(tmp_path, "own")
 
 
-@pytest.mark.parametrize("at", ["save_weights", "write_graphs", "write_manifest", "check_written", "emit"])
+@pytest.mark.parametrize(
+    "at",
+    [
+        "exporter.weights.save_weights",
+        "exporter.pipeline.write_graphs",
+        "exporter.pipeline.write_manifest",
+        "graph_checks.gate.check_written",
+        "exporter.graphs.emit",
+    ],
+)
 def test_export_interrupted_anywhere_leaves_nothing(
     tmp_path: Path, tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"tfexport.exporter.pipeline.{at}", interrupt)
+    monkeypatch.setattr(f"tfexport.{at}", interrupt)
     with pytest.raises(KeyboardInterrupt):
         export(tiny_checkpoint.load(), tmp_path / "b")
     assert not leftovers(tmp_path)

@@ -31,7 +31,7 @@ def other_bundle(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempP
     weights = torch.load(tiny_checkpoint.path, weights_only=True)
     torch.save({name: weight.flip(0) for name, weight in weights.items()}, folder / "other.pt")
     return export(
-        load_checkpoint(folder / "other.pt", {"n_heads": HEADS, **IDS}), folder / "other", check=False
+        load_checkpoint(folder / "other.pt", {"n_heads": HEADS, **IDS}), folder / "other", gate=None
     ).directory
 
 

@@ -96,9 +96,7 @@ def test_a_line_is_answered_before_the_next_is_read(classifier_bundle: Path) -> 
 def test_half_precision_gives_nearly_the_same(tmp_path: Path, precision: Any) -> None:
     torch.save(tiny_classifier().state_dict(), tmp_path / "c.pt")
     bundle = open_bundle(
-        export(
-            load_checkpoint(tmp_path / "c.pt", HINTS), tmp_path / "b", precisions=(precision,), check=False
-        ).directory
+        export(load_checkpoint(tmp_path / "c.pt", HINTS), tmp_path / "b", precisions=(precision,), gate=None).directory
     )
     reader, lines = Reader.of(bundle, None), lines_of(sentences())
     wanted = list(classify(load_classifier("ort-cpu", bundle, threads=1), reader, lines, top=CLASSES))
@@ -145,7 +143,7 @@ def worded_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.save(tiny_classifier().state_dict(), folder / "c.pt")
     words = {word: index for index, word in enumerate([*SPECIALS, *(f"w{n}" for n in range(len(SPECIALS), SRC_VOCAB))])}
     tokenizers = Tokenizers(word_tokenizer(words), None)
-    return export(load_checkpoint(folder / "c.pt", HINTS, tokenizers=tokenizers), folder / "b", check=False).directory
+    return export(load_checkpoint(folder / "c.pt", HINTS, tokenizers=tokenizers), folder / "b", gate=None).directory
 
 
 def test_the_command_classifies_text(worded_bundle: Path, tmp_path: Path) -> None:

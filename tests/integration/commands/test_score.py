@@ -124,7 +124,7 @@ def test_what_a_model_with_a_forced_first_token_says_is_scored_the_same(
 ) -> None:
     checkpoint = tiny_checkpoint.load()
     forced = replace(checkpoint, config=checkpoint.config.replace(forced_first_id=7))
-    bundle = export(forced, tmp_path / "forced", alignments=True, check=False).directory
+    bundle = export(forced, tmp_path / "forced", alignments=True, gate=None).directory
     (tmp_path / "in").write_text("de5 de6\nde9\nde12\n")
     decode = ["decode", bundle, tmp_path / "in", "--threads", 1, "--token-scores", "--output-format"]
     out, _ = command(capsys, monkeypatch, *decode, "jsonl")

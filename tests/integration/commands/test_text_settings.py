@@ -72,7 +72,7 @@ def test_a_bundle_has_them(folder: Path) -> None:
     loaded = read_with_text(checkpoint, HINTS, text=settings_of(folder, src_bpe=folder / "text" / "codes"))
     assert loaded.tokenizers.source is not None
     assert loaded.tokenizers.source.to_dict()["codes"] == CODES
-    bundle = open_bundle(export(loaded, folder / "bundle", check=False).directory)
+    bundle = open_bundle(export(loaded, folder / "bundle", gate=None).directory)
     wanted = {"src_vocab": "../text/src.json", "tgt_vocab": "../text/tgt.json", "src_bpe": "../text/codes"}
     assert bundle.origin.text == wanted
     assert json.loads((folder / "bundle" / "manifest.json").read_text())["source"]["text"] == wanted
@@ -150,7 +150,7 @@ def test_codes_of_a_vocabulary_in_the_checkpoint_are_read_again(folder: Path) ->
     native.save(checkpoint, model.state_dict(), CONFIG, words, torch.float32)
     codes = folder / "text" / "codes"
     loaded = read_with_text(checkpoint, {}, text=TextSettings(src_bpe=codes, tgt_bpe=codes))
-    bundle = export(loaded, folder / "bundle", check=False).directory
+    bundle = export(loaded, folder / "bundle", gate=None).directory
     recorded = open_bundle(bundle).origin.text
     assert recorded == {"src_bpe": "../text/codes", "tgt_bpe": "../text/codes"}
     text, lost = TextSettings().or_recorded(recorded, checkpoint)
@@ -178,7 +178,7 @@ def test_what_is_said_now_of_nothing_is_an_error(folder: Path) -> None:
 def test_parity_reads_a_checkpoint_as_the_export_read_it(folder: Path) -> None:
     checkpoint = folder / "models" / "tiny.pt"
     bundle = export(
-        read_with_text(checkpoint, HINTS, text=settings_of(folder, lowercase=True)), folder / "bundle", check=False
+        read_with_text(checkpoint, HINTS, text=settings_of(folder, lowercase=True)), folder / "bundle", gate=None
     ).directory
     notes: list[str] = []
 

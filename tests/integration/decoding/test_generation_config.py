@@ -102,7 +102,7 @@ def compare(name: str, number: int, count: int, tmp_path: Path, run: Run) -> lis
     model = saved(name, tmp_path / "model", settings)
     sources = sources_of(model, count)
     wanted = generated(model, sources)
-    export(load_checkpoint(tmp_path / "model", {}), tmp_path / "bundle", check=False)
+    export(load_checkpoint(tmp_path / "model", {}), tmp_path / "bundle", gate=None)
     lines = "".join(f"{' '.join(map(str, source))}\n" for source in sources).encode()
     flags = ("--input-format", "ids", "--output-format", "ids", "--threads", "1", "--workers", "1")
     done = run("decode", tmp_path / "bundle", "--search-profile", "hf", *flags, stdin=lines)
@@ -136,7 +136,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path.write_text(
         json.dumps({**json.loads(path.read_text()), "typical_p": 0.9, "colour": "red", "guidance_scale": 1})
     )
-    export(load_checkpoint(folder / "model", {}), folder / "bundle", check=False)
+    export(load_checkpoint(folder / "model", {}), folder / "bundle", gate=None)
     return folder / "bundle"
 
 

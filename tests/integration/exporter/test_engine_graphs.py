@@ -16,7 +16,8 @@ from tests.support.ort_bundles import CONFIG, random_model
 from tfexport import contract
 from tfexport.contract import GraphSpec, Precision
 from tfexport.exporter.engine_graphs import buildable_attention, longer_positions
-from tfexport.exporter.pipeline import write_graphs, write_variant
+from tfexport.exporter.graphs import write_graphs
+from tfexport.exporter.weights import write_variant
 from tfexport.graph_checks.session import session_of
 
 half = pytest.mark.parametrize("precision", ["float16", "bfloat16"])

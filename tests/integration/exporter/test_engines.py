@@ -36,7 +36,7 @@ PLAN = LengthPlan(max_batch=4, max_beam=2, max_source=16, cache=(16, 32))
 def bundle(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """In all precisions. Not to be changed."""
     directory = tmp_path_factory.mktemp("engine") / "tiny"
-    return export(tiny_checkpoint.load(), directory, precisions=["float16", "bfloat16"], check=False).directory
+    return export(tiny_checkpoint.load(), directory, precisions=["float16", "bfloat16"], gate=None).directory
 
 
 @pytest.fixture

@@ -35,7 +35,9 @@ from tfexport.bundle.reader import open_bundle
 from tfexport.contract import Precision
 from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.errors import RuntimeUnavailable, TfexportError
-from tfexport.exporter.pipeline import emit, export, with_stacked, write_graphs, write_weights
+from tfexport.exporter.graphs import emit, write_graphs
+from tfexport.exporter.pipeline import export
+from tfexport.exporter.weights import with_stacked, write_weights
 from tfexport.graphs.stored_weights import StoredWeights
 from tfexport.models.checkpoints.load import Checkpoint, load_checkpoint
 from tfexport.models.precision import in_precision, to_tf32

@@ -31,9 +31,11 @@ from tfexport.contract import GraphSpec
 from tfexport.decoding.search import SearchOptions, search
 from tfexport.dialects import DIALECTS
 from tfexport.errors import BundleError, TfexportError
-from tfexport.exporter.pipeline import Exported, emit, export
+from tfexport.exporter.graphs import emit
+from tfexport.exporter.pipeline import Exported, export
 from tfexport.graph_checks.check import Compared, GraphCheck, check_graph
 from tfexport.graph_checks.definition import Definition
+from tfexport.graph_checks.gate import GraphGate
 from tfexport.graphs.projections import PARTS, STACKED
 from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.runtimes import RUNTIMES, load_runtime
@@ -343,8 +345,8 @@ def altered_export(tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPa
                 return check_graph(definition, spec, *arguments, **more)
             return GraphCheck(spec.file, (Compared("node", "about", 0.0, 0.0, 1.0),))
 
-        monkeypatch.setattr("tfexport.exporter.pipeline.emit", emit_altered)
-        monkeypatch.setattr("tfexport.exporter.pipeline.check_graph", check_altered)
+        monkeypatch.setattr("tfexport.exporter.graphs.emit", emit_altered)
+        monkeypatch.setattr("tfexport.graph_checks.gate.check_graph", check_altered)
         return export(tiny_checkpoint.load(), directory, **options)
 
     return run
@@ -586,7 +588,7 @@ def test_the_export_tells_what_came_closest_in_each_precision(tiny_checkpoint: T
 
 
 def test_an_export_without_its_check_tells_nothing_of_it(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    assert export(tiny_checkpoint.load(), tmp_path / "bundle", check=False).closest == {}
+    assert export(tiny_checkpoint.load(), tmp_path / "bundle", gate=None).closest == {}
 
 
 def test_a_tolerance_takes_the_place_of_what_rounding_explains(altered_export: Callable, tmp_path: Path) -> None:
@@ -594,9 +596,9 @@ def test_a_tolerance_takes_the_place_of_what_rounding_explains(altered_export: C
         pass
 
     with pytest.raises(TfexportError, match=r"rounding explains 0\.0e\+00 .* allow more with --tolerance N"):
-        altered_export(as_it_was, "encoder.onnx", tmp_path / "bundle", tolerance=0.0)
+        altered_export(as_it_was, "encoder.onnx", tmp_path / "bundle", gate=GraphGate(0.0))
     assert list(tmp_path.iterdir()) == []
-    exported = altered_export(as_it_was, "encoder.onnx", tmp_path / "bundle", tolerance=0.5)
+    exported = altered_export(as_it_was, "encoder.onnx", tmp_path / "bundle", gate=GraphGate(0.5))
     assert exported.closest["float32"].allowed == 0.5
 
 
@@ -628,7 +630,7 @@ def test_tensors_that_share_memory_in_the_checkpoint_are_exported(tmp_path: Path
         model.encoder.layers[1] = model.encoder.layers[0]
     torch.save(model.state_dict(), tmp_path / "shared.pt")
     checkpoint = load_checkpoint(tmp_path / "shared.pt", HINTS)
-    export(checkpoint, tmp_path / "bundle", check=False)
+    export(checkpoint, tmp_path / "bundle", gate=None)
     stored = load_torch_file(tmp_path / "bundle" / "weights.safetensors")
     assert set(stored) == set(checkpoint.weights)
     assert all(torch.equal(stored[name], tensor) for name, tensor in checkpoint.weights.items())

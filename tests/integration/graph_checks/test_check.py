@@ -25,7 +25,8 @@ from tfexport.bundle.writer import write_manifest
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
 from tfexport.decoding.search import SearchOptions
-from tfexport.exporter.pipeline import write_graphs, write_variant, write_weights
+from tfexport.exporter.graphs import write_graphs
+from tfexport.exporter.weights import write_variant, write_weights
 from tfexport.graph_checks.check import Compared, GraphCheck, case_of, check_graph, sizes_of
 from tfexport.graph_checks.definition import Definition
 from tfexport.graph_checks.values import COMPARED

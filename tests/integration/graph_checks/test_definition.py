@@ -13,9 +13,10 @@ from torch import nn
 
 from tests.support.ort_bundles import CONFIG, random_model
 from tfexport.contract import Precision
-from tfexport.exporter.pipeline import write_quantized, write_variant
-from tfexport.graph_checks.definition import Definition, projections_of, rounded
+from tfexport.exporter.weights import write_quantized, write_variant
+from tfexport.graph_checks.definition import Definition, rounded
 from tfexport.graphs.linear_quantized import INT4_BLOCK, from_blocks
+from tfexport.graphs.projections import projections_of
 from tfexport.models.precision import to_tf32
 from tfexport.models.transformer import Transformer
 

@@ -18,7 +18,9 @@ from tfexport import contract, graph_contract
 from tfexport.bundle.reader import open_bundle
 from tfexport.config import ModelConfig
 from tfexport.errors import BundleError, TfexportError
-from tfexport.exporter.pipeline import export, write_graphs, write_quantized, write_weights
+from tfexport.exporter.graphs import write_graphs
+from tfexport.exporter.pipeline import export
+from tfexport.exporter.weights import write_quantized, write_weights
 from tfexport.graph_checks.check import SIZES, case_of, check_graph
 from tfexport.graph_checks.definition import rounded
 from tfexport.graph_checks.session import session_of
@@ -74,9 +76,9 @@ def test_graphs_that_tell_attention_are_steps_with_one_more_output() -> None:
 
 def test_the_other_graphs_are_what_they_are_without(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     precisions: Any = ("float16", "int8")
-    plain = export(tiny_checkpoint.load(), tmp_path / "plain", precisions=precisions, check=False).directory
+    plain = export(tiny_checkpoint.load(), tmp_path / "plain", precisions=precisions, gate=None).directory
     more = export(
-        tiny_checkpoint.load(), tmp_path / "more", precisions=precisions, alignments=True, check=False
+        tiny_checkpoint.load(), tmp_path / "more", precisions=precisions, alignments=True, gate=None
     ).directory
     names = {path.name for path in plain.iterdir()}
     for name in names - {"manifest.json"}:

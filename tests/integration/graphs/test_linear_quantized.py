@@ -39,7 +39,8 @@ from tfexport.config import ModelConfig
 from tfexport.contract import GraphSpec, TensorSpec
 from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.errors import TfexportError
-from tfexport.exporter.pipeline import export, write_quantized
+from tfexport.exporter.pipeline import export
+from tfexport.exporter.weights import write_quantized
 from tfexport.graph_checks import definition
 from tfexport.graph_checks.cases_ort import case
 from tfexport.graphs.emitter import Emitter

@@ -18,7 +18,8 @@ from tests.support.ort_bundles import CONFIG, random_model
 from tfexport import contract
 from tfexport.config import ModelConfig
 from tfexport.contract import GraphSpec, Precision
-from tfexport.exporter.pipeline import write_graphs, write_variant, write_weights
+from tfexport.exporter.graphs import write_graphs
+from tfexport.exporter.weights import write_variant, write_weights
 from tfexport.graph_checks.session import session_of
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.pytorch import TorchRuntime

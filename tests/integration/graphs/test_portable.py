@@ -19,9 +19,11 @@ from tfexport import contract, graph_contract
 from tfexport.bundle.reader import open_bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import GraphSpec, Precision
-from tfexport.exporter.pipeline import write_graphs, write_weights
-from tfexport.graph_checks.cases_portable import Model, random_inputs
+from tfexport.exporter.graphs import write_graphs
+from tfexport.exporter.weights import write_weights
+from tfexport.graph_checks.cases_portable import random_inputs
 from tfexport.models.checkpoints.load import Checkpoint
+from tfexport.models.model import Model
 from tfexport.models.precision import in_precision
 
 SIZES = [

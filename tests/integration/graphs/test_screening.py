@@ -33,14 +33,13 @@ from tfexport import contract, graph_contract
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.commands.demo import embedded_checkpoint
 from tfexport.config import ModelConfig
+from tfexport.contract import FEWEST_WORDS, SCREENING_FILE
 from tfexport.decoding.search import Hypothesis, SearchOptions, Source, search
 from tfexport.errors import TfexportError
 from tfexport.exporter.pipeline import export
-from tfexport.graphs import screening
 from tfexport.graphs.emitter import Emitter
-from tfexport.graphs.linear_quantized import quantize_int8
 from tfexport.graphs.projections import Projection
-from tfexport.graphs.screening import FEWEST_WORDS, FILE, LEVELS, screen, screening_tensors
+from tfexport.graphs.screening import LEVELS, screen, screening_tensors
 from tfexport.graphs.stored_weights import StoredWeights
 from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.models.transformer import Transformer
@@ -149,7 +148,7 @@ def test_rows_that_are_not_proven_are_multiplied_whole_and_no_others(tmp_path: P
 
 
 def test_of_a_trained_model_all_rows_are_proven(tmp_path: Path) -> None:
-    bundle = open_bundle(export(load_checkpoint(embedded_checkpoint(), {}), tmp_path / "bundle", check=False).directory)
+    bundle = open_bundle(export(load_checkpoint(embedded_checkpoint(), {}), tmp_path / "bundle", gate=None).directory)
     runtime, rows = whole_rows(bundle)
     tokenizer = bundle.tokenizer("source")
     assert tokenizer is not None
@@ -165,7 +164,7 @@ def test_of_a_trained_model_all_rows_are_proven(tmp_path: Path) -> None:
 def test_any_model_is_screened_as_pytorch_computes(config: ModelConfig) -> None:
     """Vocabularies that are too small for it, too, if they are asked: where there are fewer words than candidates."""
     few = pytest.MonkeyPatch()
-    few.setattr(screening, "FEWEST_WORDS", 1)
+    few.setattr(contract, "FEWEST_WORDS", 1)
     try:
         with tempfile.TemporaryDirectory() as folder:
             model = random_model(config, seed=2)
@@ -177,13 +176,15 @@ def test_any_model_is_screened_as_pytorch_computes(config: ModelConfig) -> None:
 def test_a_small_vocabulary_and_other_precisions_are_not_screened(tmp_path: Path) -> None:
     write_bundle(random_model(CONFIG), tmp_path / "small", ["float32", "int8"])
     assert CONFIG.tgt_vocab_size < FEWEST_WORDS
-    assert not (tmp_path / "small" / FILE).exists()
+    assert not (tmp_path / "small" / SCREENING_FILE).exists()
     bundle = write_bundle(wide_model(), tmp_path / "wide", ["float32", "int8", "int4"])
-    screened = {graph.file for graph in bundle.graphs if FILE.encode() in (bundle.directory / graph.file).read_bytes()}
+    screened = {
+        graph.file for graph in bundle.graphs if SCREENING_FILE.encode() in (bundle.directory / graph.file).read_bytes()
+    }
     assert screened == {"greedy_step.ort.onnx"}
     relative = WIDE.replace(n_heads=4)  # greedy search is a beam of one
     assert not write_bundle(random_model(relative), tmp_path / "beam").has_graph("greedy_step", "float32", "ort")
-    assert not (tmp_path / "beam" / FILE).exists()
+    assert not (tmp_path / "beam" / SCREENING_FILE).exists()
 
 
 @pytest.mark.sampled(every=3)
@@ -223,8 +224,13 @@ def test_numbers_that_are_none_are_told(tmp_path: Path, where: str) -> None:
 
 def plant(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other words' numbers, and bounds that lie. (With honest ones nothing would be proven, and all is right.)"""
-    monkeypatch.setattr(screening, "quantize_int8", lambda weight: quantize_int8(np.roll(weight, 1, axis=0)))
-    monkeypatch.setattr(screening, "_norms", lambda weight, rounded=None: np.zeros(len(weight)))
+
+    def of_other_words(weight: NDArray[np.float32]) -> dict[str, NDArray[np.generic]]:
+        tensors = screening_tensors(np.roll(weight, 1, axis=0))
+        return {name: array * 0 if name.endswith(("norm", "error")) else array for name, array in tensors.items()}
+
+    for module in ("exporter.weights", "verification.files"):
+        monkeypatch.setattr(f"tfexport.{module}.screening_tensors", of_other_words)
 
 
 @pytest.mark.thorough
@@ -242,7 +248,7 @@ def test_parity_finds_a_screen_of_other_words(tmp_path: Path, monkeypatch: pytes
     assert all(node.startswith("screening/") for _, node in wrong)
     monkeypatch.undo()
     comparison = check(bundle.directory, None, ["ort-cpu"], max_length=2, say=lambda _: None)
-    assert {found.file for found in comparison.mismatches} == {FILE}
+    assert {found.file for found in comparison.mismatches} == {SCREENING_FILE}
 
 
 OPTIONS: list[tuple[dict[str, Any], bool]] = [
@@ -325,8 +331,8 @@ def ranked(tmp_path: Path, weight: NDArray[np.float32], states: NDArray[np.float
     greedy = graph_contract.ORT_GREEDY_STEP
     spec = contract.GraphSpec("greedy_step", (given, greedy.inputs[3]), greedy.outputs[:2], dialect="ort")
     save_file({"output_weight": weight}, tmp_path / contract.WEIGHTS_FILE)
-    save_file(screening_tensors(weight), tmp_path / FILE)
-    stored = StoredWeights(tmp_path / contract.WEIGHTS_FILE, tmp_path / FILE)
+    save_file(screening_tensors(weight), tmp_path / SCREENING_FILE)
+    stored = StoredWeights(tmp_path / contract.WEIGHTS_FILE, tmp_path / SCREENING_FILE)
     output = Projection("output", ("output_weight",), ())
     emitter = Emitter(spec, config, stored, [output], lambda *_: pytest.fail("the whole projection"))
     logits, ids = screen(emitter, output, emitter.inputs["states"], emitter.inputs["banned"])

@@ -20,7 +20,8 @@ from tfexport.contract import Precision
 from tfexport.decoding.batches import decode_all
 from tfexport.decoding.search import Hypothesis, SearchOptions, Source, search
 from tfexport.errors import TfexportError
-from tfexport.exporter.pipeline import write_graphs, write_quantized, write_weights
+from tfexport.exporter.graphs import write_graphs
+from tfexport.exporter.weights import write_quantized, write_weights
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.ort_cpu.shortlist import FEWEST
 from tfexport.shortlist_contract import SHORTLIST_PRECISIONS, shortlist_graphs_of

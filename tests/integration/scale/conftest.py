@@ -21,7 +21,7 @@ def worded_classifier(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.
     torch.save(tiny_classifier().state_dict(), folder / "c.pt")
     words = Tokenizers(tiny_checkpoint.tokenizers().source, None)
     (folder / "labels.txt").write_text("a\nb\nc\nd\ne\n", encoding="utf-8")
-    return export(load_checkpoint(folder / "c.pt", HINTS, tokenizers=words), folder / "b", check=False).directory
+    return export(load_checkpoint(folder / "c.pt", HINTS, tokenizers=words), folder / "b", gate=None).directory
 
 
 @pytest.fixture(scope="session")
@@ -31,4 +31,4 @@ def reverse_bundle(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.Tem
     sizes = {"src_vocab": TGT_VOCAB, "tgt_vocab": SRC_VOCAB, "n_decoder_layers": 1}
     torch.save(randomised(TutorialTransformer(**sizes, **ENCODER), seed=5).state_dict(), folder / "r.pt")
     checkpoint = load_checkpoint(folder / "r.pt", HINTS, tokenizers=Tokenizers(words.target, words.source))
-    return export(checkpoint, folder / "b", check=False).directory
+    return export(checkpoint, folder / "b", gate=None).directory

@@ -35,7 +35,7 @@ def worded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("worded")
     torch.save(tiny_classifier().state_dict(), folder / "c.pt")
     tokenizers = Tokenizers(words("w", SRC_VOCAB), None)
-    return export(load_checkpoint(folder / "c.pt", HINTS, tokenizers=tokenizers), folder / "b", check=False).directory
+    return export(load_checkpoint(folder / "c.pt", HINTS, tokenizers=tokenizers), folder / "b", gate=None).directory
 
 
 @pytest.fixture(scope="module")

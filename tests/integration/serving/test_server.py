@@ -215,7 +215,7 @@ def test_a_bundle_is_replaced_again_and_again_under_load(bundle: Path, tmp_path:
     native.save(
         tmp_path / "other.safetensors", other.state_dict(), CONFIG, native.Tokenizers(None, None), torch.float32
     )
-    export(load_checkpoint(tmp_path / "other.safetensors", {}), tmp_path / "other", check=False)
+    export(load_checkpoint(tmp_path / "other.safetensors", {}), tmp_path / "other", gate=None)
     bundles = [bundle, tmp_path / "other"]
     sources = [[4 + (n * 7 + place) % 40 for place in range(1 + n % 9)] for n in range(20)]
     wanted = []

@@ -319,7 +319,7 @@ def test_a_checkpoint_is_exported_and_decoded_with_such_vocabularies(
     tokenizers = Tokenizers(*map(read_vocabulary, paths))
     checkpoint = load_checkpoint(tiny_checkpoint.path, {"n_heads": HEADS}, tokenizers=tokenizers)
     assert (checkpoint.config.unk_id, checkpoint.config.bos_id, checkpoint.config.eos_id) == (0, 2, 3)
-    export(checkpoint, tmp_path / "bundle", check=False)
+    export(checkpoint, tmp_path / "bundle", gate=None)
     bundle = open_bundle(tmp_path / "bundle")
     reader, writer = Reader.of(bundle, None), Writer.of(bundle, None)
     results = list(

@@ -24,8 +24,10 @@ from tfexport.decoding.line_reader import Reader
 from tfexport.decoding.search import SearchOptions
 from tfexport.decoding.translate import Writer
 from tfexport.errors import TfexportError
-from tfexport.exporter.pipeline import export, write_graphs, write_variant, write_weights
-from tfexport.models.checkpoints.load import build_model
+from tfexport.exporter.graphs import write_graphs
+from tfexport.exporter.pipeline import export
+from tfexport.exporter.weights import write_variant, write_weights
+from tfexport.models.model import build_model
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.pytorch import TorchRuntime

@@ -18,9 +18,9 @@ from tests.support.tiny import TinyCheckpoint
 from tfexport import contract
 from tfexport.bundle.reader import Bundle, file_sha256, open_bundle
 from tfexport.bundle.writer import write_manifest
-from tfexport.contract import Precision
-from tfexport.exporter.pipeline import write_graphs, write_variant, write_weights
-from tfexport.graphs.screening import FILE
+from tfexport.contract import SCREENING_FILE, Precision
+from tfexport.exporter.graphs import write_graphs
+from tfexport.exporter.weights import write_variant, write_weights
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.transformer import Transformer
 from tfexport.system.version import version
@@ -82,7 +82,7 @@ def changed(clean: Bundle, tmp_path: Path) -> Callable[[str, Change], Bundle]:
 
 def test_a_clean_bundle_has_no_mismatch(clean: Bundle, model: Transformer) -> None:
     assert {name for name in clean.files if name.endswith(".safetensors")} == {
-        FILE,
+        SCREENING_FILE,
         *(contract.weights_file(precision) for precision in PRECISIONS),
     }
     assert weights_mismatches(clean, model) == []
@@ -131,7 +131,7 @@ def test_bounds_of_screening_may_differ_in_the_last_bit(changed: Callable[..., B
         for name in ("screening.norm", "screening.error"):
             tensors[name] = torch.nextafter(tensors[name], torch.tensor(torch.inf))
 
-    assert weights_mismatches(changed(FILE, other_sums), model) == []
+    assert weights_mismatches(changed(SCREENING_FILE, other_sums), model) == []
 
 
 # --- weights that are other ones
@@ -180,10 +180,10 @@ LOST = [
     ("weights.int8.safetensors", last_bit(f"{WEIGHT}.int8"), f"{WEIGHT}.int8 differs", None),
     ("weights.int4.safetensors", last_bit(f"{WEIGHT}.int4"), f"{WEIGHT}.int4 differs", None),
     ("weights.int4.safetensors", put(f"{WEIGHT}.scale", 0, float("inf")), f"{WEIGHT}.scale differs", 0),
-    (FILE, swapped("screening.int8"), "screening.int8 differs", None),
-    (FILE, put("screening.norm", 5, 0.0), "screening.norm differs", 5),
-    (FILE, put("screening.error", 5, float("nan")), "screening.error differs", 5),
-    (FILE, put("screening.scale", 1029, float("inf")), "screening.scale differs", 1029),
+    (SCREENING_FILE, swapped("screening.int8"), "screening.int8 differs", None),
+    (SCREENING_FILE, put("screening.norm", 5, 0.0), "screening.norm differs", 5),
+    (SCREENING_FILE, put("screening.error", 5, float("nan")), "screening.error differs", 5),
+    (SCREENING_FILE, put("screening.scale", 1029, float("inf")), "screening.scale differs", 1029),
 ]  # fmt: skip
 
 
@@ -234,9 +234,9 @@ NAMES = [
     ("weights.int8.safetensors", without("output.scale"), "output.scale is missing"),
     ("weights.int4.safetensors", without("output.int4"), "output.int4 is missing"),
     ("weights.int4.safetensors", added, "another.weight is not a tensor of this model"),
-    (FILE, added, "another.weight is not a tensor of this model"),
-    (FILE, without("screening.norm"), "screening.norm is missing"),
-    (FILE, reshaped("screening.norm"), "screening.norm is "),
+    (SCREENING_FILE, added, "another.weight is not a tensor of this model"),
+    (SCREENING_FILE, without("screening.norm"), "screening.norm is missing"),
+    (SCREENING_FILE, reshaped("screening.norm"), "screening.norm is "),
 ]  # fmt: skip
 
 

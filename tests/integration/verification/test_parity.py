@@ -20,14 +20,16 @@ from tfexport.decoding.search import SearchOptions
 from tfexport.decoding.translate import Writer
 from tfexport.errors import TfexportError
 from tfexport.exporter.pipeline import export
-from tfexport.models.checkpoints.load import build_model, load_checkpoint
+from tfexport.models.checkpoints.load import load_checkpoint
+from tfexport.models.model import build_model
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Best, Capabilities, best_from_logits
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.system.json_text import json_text
 from tfexport.verification.bleu_chrf import Quality
-from tfexport.verification.parity import Reference, check, compare, compare_all, gate, quality_of, random_sources
+from tfexport.verification.gate import DecodingGate
+from tfexport.verification.parity import Reference, check, compare, compare_all, quality_of, random_sources
 from tfexport.verification.report import LIMITS
 
 LINES = [b"de4 de5 de6", b"", b"de7", b"de9 de10 de11 de12 de13", b"de5 nothing de6"]
@@ -115,7 +117,7 @@ def test_lengths_that_an_export_lowered_are_a_note(tmp_path: Path, tiny_checkpoi
     loaded = load_checkpoint(
         tiny_checkpoint.path, {"n_heads": HEADS, **lengths}, tokenizers=tiny_checkpoint.tokenizers()
     )
-    export(loaded, tmp_path / "bundle", check=False)
+    export(loaded, tmp_path / "bundle", gate=None)
     notes: list[str] = []
     reference = Reference(tiny_checkpoint.path)
     found = check(tmp_path / "bundle", None, ["torch"], checkpoint=reference, max_length=4, say=notes.append)
@@ -332,7 +334,7 @@ def test_the_gate_of_an_export_passes_clean_bundles(
     half_bundle: Path, quantized_bundle: Path, classifier_bundle: Path
 ) -> None:
     for bundle in (half_bundle, quantized_bundle, classifier_bundle):
-        gate(bundle, model_of(bundle))
+        DecodingGate().check_bundle(bundle, model_of(bundle))
 
 
 def test_the_gate_refuses_a_bundle_that_decodes_otherwise(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,11 +343,11 @@ def test_the_gate_refuses_a_bundle_that_decodes_otherwise(tiny_bundle: Path, mon
     def nudged(*arguments: Any, **options: Any) -> Any:
         return Nudged(real(*arguments, **options), 5, 0.01)
 
-    monkeypatch.setattr("tfexport.verification.parity.load_runtime", nudged)
+    monkeypatch.setattr("tfexport.verification.gate.load_runtime", nudged)
     message = r"in fp32 do not decode as PyTorch does with beam 1: logits of step 1 are off by .* Nothing was exported"
     with pytest.raises(TfexportError, match=message):
-        gate(tiny_bundle, model_of(tiny_bundle))
-    gate(tiny_bundle, model_of(tiny_bundle), tolerance=0.011)
+        DecodingGate().check_bundle(tiny_bundle, model_of(tiny_bundle))
+    DecodingGate(0.011).check_bundle(tiny_bundle, model_of(tiny_bundle))
 
 
 @pytest.mark.thorough

@@ -25,9 +25,9 @@ from tfexport.cli import app
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
 from tfexport.models.checkpoints.load import read_checkpoint
-from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.families import tutorial
 from tfexport.models.families.family import Family
+from tfexport.models.model import EncoderClassifier
 from tfexport.models.positions import PositionTable
 from tfexport.system.json_text import json_text
 from tfexport.verification.probe import Probe, probe

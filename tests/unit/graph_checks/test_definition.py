@@ -13,9 +13,9 @@ from tests.support.ort_bundles import CONFIG, random_model
 from tfexport.contract import Precision
 from tfexport.errors import TfexportError
 from tfexport.graph_checks import definition as module
-from tfexport.graph_checks.cases_portable import Model
 from tfexport.graph_checks.definition import BETWEEN, Definition, _Activations
 from tfexport.graphs.linear_quantized import INT4_BLOCK
+from tfexport.models.model import Model
 
 MODEL = CONFIG.replace(output_bias=True)
 

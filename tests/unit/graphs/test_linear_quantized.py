@@ -10,15 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tfexport.contract import GROUP
 from tfexport.errors import TfexportError
 from tfexport.graphs.linear_float32 import BLOCK
-from tfexport.graphs.linear_quantized import (
-    GROUP,
-    INT4_BLOCK,
-    dequantize,
-    from_blocks,
-    quantize,
-)
+from tfexport.graphs.linear_quantized import INT4_BLOCK, dequantize, from_blocks, quantize
 from tfexport.graphs.projections import Projection
 
 Matrix = NDArray[np.float32]

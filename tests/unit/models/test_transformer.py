@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tfexport.config import ModelConfig
-from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.layers import KeyValue, write_cache
+from tfexport.models.model import EncoderClassifier
 from tfexport.models.positions import sinusoids
 from tfexport.models.transformer import Transformer
 

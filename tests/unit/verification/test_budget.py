@@ -37,7 +37,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch, losses: dict[str, float], limit: flo
     monkeypatch.setattr(module, "modules_of", lambda *_: dict.fromkeys(losses, 10))
     nothing: Any = None
     text: Any = OfTwo()
-    return choose(nothing, "int8", Path(), text, Budget("bleu", limit), nothing), kept
+    return choose(nothing, "int8", Path(), text, Budget("bleu", limit)), kept
 
 
 @pytest.mark.parametrize(

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
 
 from tfexport.config import ModelConfig
-from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.families.family import Family
 from tfexport.models.formats.state_dicts import some
+from tfexport.models.model import empty_model
 from tfexport.models.positions import sinusoids
-from tfexport.models.transformer import Transformer
 
 _LARGEST_TABLE = 2**24
 """Maximum number of elements of a computed sinusoid table. Models with more parameters may have larger tables."""
-
-
-def build_model(config: ModelConfig, weights: Mapping[str, Tensor]) -> Transformer | EncoderClassifier:
-    """The canonical model with canonical `weights`, in evaluation mode."""
-    model = _empty(config)
-    model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, assign=True)
-    return model.eval()
 
 
 def convert(
@@ -55,7 +45,7 @@ def convert(
             size = (most + config.position_offset) * config.d_model
             if compute is not None and size <= sum(tensor.numel() for tensor in used.values()) + _LARGEST_TABLE:
                 converted[name] = compute(most + config.position_offset, config.d_model)
-    expected = {name: tuple(tensor.shape) for name, tensor in _empty(config).state_dict().items()}
+    expected = {name: tuple(tensor.shape) for name, tensor in empty_model(config).state_dict().items()}
     if family is not None:
         converted |= _of_shared(family, expected, converted)
 
@@ -92,37 +82,14 @@ def convert(
 
 def differently_shaped(one: ModelConfig, other: ModelConfig) -> set[str]:
     """The canonical names of tensors whose shape differs between the configs."""
-    shapes = {name: tensor.shape for name, tensor in _empty(other).state_dict().items()}
-    return {name for name, tensor in _empty(one).state_dict().items() if shapes.get(name) != tensor.shape}
+    shapes = {name: tensor.shape for name, tensor in empty_model(other).state_dict().items()}
+    return {name for name, tensor in empty_model(one).state_dict().items() if shapes.get(name) != tensor.shape}
 
 
 def _of_shared(family: Family, expected: Iterable[str], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of the names that share another name's tensor."""
     others = ((name, family.shared_name(name)) for name in expected if name not in weights)
     return {name: weights[other] for name, other in others if other is not None and other in weights}
-
-
-class _WithoutNumbers(TorchFunctionMode):
-    """A mode in which modules do not initialise their weights. Meta tensors need no values, and PyTorch would import its
-    compiler (a second)."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        named = dict(kwargs or {})
-        if func in (nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_):
-            return named["tensor"] if "tensor" in named else args[0]
-        return func(*args, **named)
-
-
-def _empty(config: ModelConfig) -> Transformer | EncoderClassifier:
-    """The model on the meta device, which saves the time to initialise weights that are replaced anyway."""
-    with torch.device("meta"), _WithoutNumbers():
-        return EncoderClassifier(config) if config.is_classifier else Transformer(config)
 
 
 def _has_plain_numbers(tensor: Tensor) -> bool:

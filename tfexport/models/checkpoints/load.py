@@ -13,7 +13,7 @@ from torch import Tensor
 from tfexport.bundle.reader import file_sha256
 from tfexport.config import ModelConfig
 from tfexport.errors import CheckpointError, ConfigError
-from tfexport.models.checkpoints.convert import build_model, convert, differently_shaped, tie
+from tfexport.models.checkpoints.convert import convert, differently_shaped, tie
 from tfexport.models.checkpoints.hints import (
     ALWAYS,
     asking,
@@ -29,14 +29,13 @@ from tfexport.models.checkpoints.hints import (
     unsplit,
 )
 from tfexport.models.checkpoints.recognise import FAMILIES, NATIVE, Chosen, family_of, refuse_leading_zeros
-from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.families.family import Family
 from tfexport.models.formats import native
 from tfexport.models.formats.files import read_file
 from tfexport.models.formats.native import Tokenizers
+from tfexport.models.model import Model, build_model
 from tfexport.models.toolkits import ctranslate2, fairseq, hugging_face, joeynmt, marian, opennmt
 from tfexport.models.toolkits.toolkit import TextOptions, Toolkit
-from tfexport.models.transformer import Transformer
 
 __all__ = [
     "FAMILIES",
@@ -45,7 +44,6 @@ __all__ = [
     "Checkpoint",
     "Inspection",
     "Reading",
-    "build_model",
     "inspect_checkpoint",
     "load_checkpoint",
     "read_checkpoint",
@@ -92,7 +90,19 @@ class Checkpoint:
         """All notes for the user."""
         return (*self.family_notes, *self.odd, *unsplit(self.tokenizers))
 
-    def build_model(self) -> Transformer | EncoderClassifier:
+    def origin(self) -> dict[str, Any]:
+        """The entry of a bundle's manifest that `bundle.reader.Origin` reads."""
+        return {
+            "file": self.path.name,
+            "sha256": self.sha256,
+            "family": self.family,
+            "given": self.given,
+            "text": dict(self.text),
+            "notes": list(self.notes),
+            "ignored": list(self.ignored),
+        }
+
+    def build_model(self) -> Model:
         """The canonical model with these weights, in evaluation mode."""
         return build_model(self.config, self.weights)
 

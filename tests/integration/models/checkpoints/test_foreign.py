@@ -59,7 +59,7 @@ def test_a_family_file_is_enough(name: str, tmp_path: Path, monkeypatch: pytest.
     assert probed.passed, [check for check in probed.checks if check.passed is False]
     assert ("float32" in {check.name for check in probed.checks}) == (name in ("einsum_heads", "transposed"))
     checkpoint = load_checkpoint(path, HINTS, family=family)
-    export(checkpoint, tmp_path / "bundle", check=False)
+    export(checkpoint, tmp_path / "bundle", gate=None)
     bundle = open_bundle(tmp_path / "bundle")
     random = np.random.default_rng(1)
     sources = [random.integers(3, 37, length).tolist() for length in random.integers(2, 30, 100)]

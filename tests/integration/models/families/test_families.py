@@ -116,7 +116,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         path = folder / "ckpt.pt"
         torch.save(naive.state_dict(), path)
     checkpoint = load_checkpoint(path, {"n_heads": SIZES["n_heads"], **IDS})
-    export(checkpoint, folder / "bundle", check=False)
+    export(checkpoint, folder / "bundle", gate=None)
     random = np.random.default_rng(3)
     sources = [random.integers(4, SRC_VOCAB, length).tolist() for length in (1, 2, 3, 5, 8, 9, 13, 17, 21, 30)]
     return Case(name, naive, checkpoint, open_bundle(folder / "bundle"), sources)

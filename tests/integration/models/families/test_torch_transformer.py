@@ -64,7 +64,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     module = made(name)
     torch.save(module.state_dict(), folder / "ckpt.pt")
     checkpoint = load_checkpoint(folder / "ckpt.pt", hints_of(name))
-    export(checkpoint, folder / "bundle", check=False)
+    export(checkpoint, folder / "bundle", gate=None)
     random = np.random.default_rng(3)
     vocab = checkpoint.config.src_vocab_size
     sources = [random.integers(4, vocab, length).tolist() for length in (LENGTH, *random.integers(1, 14, COUNT - 1))]

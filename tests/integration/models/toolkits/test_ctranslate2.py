@@ -78,7 +78,7 @@ def assert_same(
 def assert_same_searches(model: Path, bundle: Path, count: int, *, ties: int = 0) -> None:
     """The n-best lists of exported graphs and those of CTranslate2, greedy and with a beam of 4."""
     checkpoint, sources = loaded(model), sources_of(model, count)
-    runtime = load_runtime("ort-cpu", open_bundle(export(checkpoint, bundle, check=False).directory))
+    runtime = load_runtime("ort-cpu", open_bundle(export(checkpoint, bundle, gate=None).directory))
     ids = [read_ids(checkpoint, " ".join(source)) for source in sources]
     for beam in (1, 4):
         options = SearchOptions.for_profile("opennmt", beam=beam, nbest=beam, max_length=LIMIT)

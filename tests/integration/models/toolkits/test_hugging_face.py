@@ -42,7 +42,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp(request.param) / "model"
     model.save_pretrained(folder)
     checkpoint = load_checkpoint(folder, {})
-    export(checkpoint, folder.with_name("bundle"), check=False)
+    export(checkpoint, folder.with_name("bundle"), gate=None)
     return Case(model, folder, checkpoint, open_bundle(folder.with_name("bundle")), sources_of(model, 24))
 
 
@@ -273,7 +273,7 @@ def test_text_through_a_bundle_is_what_the_library_makes_of_it(
     texts: Callable[[str], tuple[Path, Any]], tmp_path: Path, name: str, options: TextOptions
 ) -> None:
     folder, tokenizer = texts(name)
-    export(load_checkpoint(folder, {}, text=options), tmp_path / "bundle", check=False)
+    export(load_checkpoint(folder, {}, text=options), tmp_path / "bundle", gate=None)
     bundle = open_bundle(tmp_path / "bundle")
     reader, writer = Reader.of(bundle, None), Writer.of(bundle, None)
     assert (reader.format, writer.format) == ("text", "text")

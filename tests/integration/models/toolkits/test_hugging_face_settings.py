@@ -23,7 +23,7 @@ def case_of(name: str, folder: Path, **generation: Any) -> Case:
         setattr(model.generation_config, setting, value)
     model.save_pretrained(folder)
     checkpoint = load_checkpoint(folder, {})
-    export(checkpoint, folder.with_name("bundle"), check=False)
+    export(checkpoint, folder.with_name("bundle"), gate=None)
     return Case(model, folder, checkpoint, open_bundle(folder.with_name("bundle")), sources_of(model, 100))
 
 

@@ -70,7 +70,7 @@ def case_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
                 state, heads=HEADS, norm=told["norm"], activation=told["activation"], scale=told.get("scale", True)
             )
             checkpoint = load_checkpoint(folder, {})
-            bundle = export(checkpoint, folder.with_name("bundle"), check=False).directory
+            bundle = export(checkpoint, folder.with_name("bundle"), gate=None).directory
             cases[name] = Case(folder, naive, checkpoint, open_bundle(bundle))
         return cases[name]
 

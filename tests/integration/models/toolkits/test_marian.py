@@ -82,7 +82,7 @@ def case_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
             arrays, options = random_arrays(name, **RANDOM[name]), options_of(name)
             folder = write_folder(tmp_path_factory.mktemp(name) / "model", arrays, options)
             checkpoint = load_checkpoint(folder, {})
-            bundle = export(checkpoint, folder.with_name("bundle"), check=False).directory
+            bundle = export(checkpoint, folder.with_name("bundle"), gate=None).directory
             cases[name] = Case(name, folder, Marian(arrays, options), checkpoint, open_bundle(bundle))
         return cases[name]
 
@@ -248,7 +248,7 @@ def test_ctranslate2_reads_the_same_from_the_same_folder(
         max_input_length=0,
         return_scores=True,
     )
-    bundle = open_bundle(export(load_checkpoint(folder, {}), tmp_path / "bundle", check=False).directory)
+    bundle = open_bundle(export(load_checkpoint(folder, {}), tmp_path / "bundle", gate=None).directory)
     found = search(load_runtime("ort-cpu", bundle), sources, options)
     ties = 0  # sentences
     for hypotheses, result in zip(found, results, strict=True):
