@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
@@ -141,6 +142,8 @@ def _tables(source: Input, rows: int, done: list[Shard]) -> Iterator[pa.Table | 
     with raw, io.BufferedReader(raw, 1 << 20) as lines:
         waiting: list[bytes] = []
         size = 0
+        if lines.peek(len(BOM_UTF8)).startswith(BOM_UTF8):
+            lines.read(len(BOM_UTF8))
         while line := lines.readline(LONGEST_ROW + 1):
             if len(line) > LONGEST_ROW:
                 raise TfexportError(f"{source.place.uri} has a line of more than 1 GiB. Give one text per line.")

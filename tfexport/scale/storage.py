@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from pyarrow import ArrowException
 from pyarrow import fs as arrow_fs
@@ -40,7 +40,9 @@ class Place:
 
     @classmethod
     def of(cls, given: str) -> Place:
-        """A place as the user writes it."""
+        """A place as the user writes it. `file:///a` is `/a`: the same run, with the same locks."""
+        if given.startswith("file:///"):
+            given = unquote(given.removeprefix("file://"))
         return cls(given.rstrip("/") if "://" in given else str(Path(given).absolute()))
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from codecs import BOM_UTF8
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ pa = pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip instal
 from pyarrow import parquet  # noqa: E402
 
 from tfexport.api.results import Output  # noqa: E402
+from tfexport.decoding.line_reader import without_bom  # noqa: E402
 from tfexport.decoding.options import SearchOptions  # noqa: E402
 from tfexport.scale.options import CorpusFormat  # noqa: E402
-from tfexport.scale.row_function import Row, RowFunction, clear_of, marked_row  # noqa: E402
+from tfexport.scale.row_function import Row, RowFunction, clear_of, lines_of, marked_row  # noqa: E402
 from tfexport.scale.rows import texts, written  # noqa: E402
 from tfexport.scale.shards import RAW, Shard  # noqa: E402
 from tfexport.scale.translator import Translator  # noqa: E402
@@ -48,6 +50,13 @@ def parquet_rows(table: Any, rows: list[Row], source: CorpusFormat) -> Any:
 
 def statuses(found: list[object]) -> list[str | None]:
     return [row.status if (row := marked_row(value)) else None for value in found]
+
+
+def test_rows_are_read_as_they_are_also_the_first() -> None:
+    values = [BOM_UTF8 + b"a", "\ufeffb", None, "c"]
+    marked: dict[int, Row] = {}
+    assert list(without_bom(lines_of(values, marked))) == [BOM_UTF8 + b"a", BOM_UTF8 + b"b", b"", b"c"]
+    assert list(marked) == [2]
 
 
 def test_texts_of_json_lines() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,19 @@ def test_lines_of_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"".join(lines))
     assert ranges(tmp_path / "a.txt") == [(0, 4), (4, 4), (8, 3), (11, 0)]
     assert raw(tmp_path / "a.txt") == lines
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.txt.gz"])
+def test_a_mark_of_the_byte_order_is_dropped_at_the_start_of_a_file_alone(tmp_path: Path, name: str) -> None:
+    lines = [BOM_UTF8 + b"1\n", b"2\n", BOM_UTF8 + b"3\n", BOM_UTF8 + b"4\n"]
+    content = b"".join(lines)
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    assert raw(tmp_path / name, 2) == [b"1\n", *lines[1:]]
+
+
+def test_a_uri_of_a_file_here_is_its_path() -> None:
+    assert Place.of("file:///a%20b/c.txt") == Place.of("/a b/c.txt")
+    assert Place.of("s3://a%20b/c.txt").uri == "s3://a%20b/c.txt"
 
 
 def test_an_empty_file_has_no_shard_but_an_end(tmp_path: Path) -> None:
