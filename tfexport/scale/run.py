@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from tfexport.errors import TfexportError
+from tfexport.scale.cluster import connect
 from tfexport.scale.manifest import Manifest, Output, Task
 from tfexport.scale.options import ClusterOptions
 from tfexport.scale.row_function import RowFunction
@@ -174,34 +175,6 @@ def _dataset(manifest: Manifest, output: Output, task: Task, cluster: ClusterOpt
         num_gpus=cluster.gpus or None,
         compute=ray.data.ActorPoolStrategy(size=actors, max_tasks_in_flight_per_actor=SHARDS_OF_AN_ACTOR),
     )
-
-
-def connect(address: str | None) -> None:
-    """Connect to a cluster, or start one on this machine.
-
-    Raises:
-        TfexportError: the cluster cannot be used.
-    """
-    import ray
-    from ray.exceptions import RayError
-
-    try:
-        # A cluster has a dashboard or not. On this machine it would take memory, and a hundredth of a core.
-        own: dict[str, Any] = {"include_dashboard": False} if address is None else {}
-        ray.init(address=address, **own, **_quiet())
-    except (RayError, ConnectionError, ValueError) as error:
-        if address is None:
-            raise
-        about = " ".join(str(error).split())[:300].rstrip(".")
-        raise TfexportError(
-            f"cannot use the Ray cluster {address}: {about}. Check --address, and the token of the cluster (RAY_AUTH_TOKEN)."
-        ) from error
-
-
-def _quiet() -> dict[str, Any]:
-    import logging
-
-    return {"log_to_driver": False, "logging_level": logging.ERROR}
 
 
 def _room(resources: Mapping[str, float], threads: int, gpus: float) -> int:
