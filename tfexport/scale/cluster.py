@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
+import time
+from collections import deque
 from contextlib import suppress
 from typing import Any
 
@@ -21,6 +23,10 @@ UNWATCHED = {
 }
 """The environment of a cluster for this run alone: it has no dashboard, which would show metrics and events. Its processes
 would collect them nonetheless. The environment of the user goes before these."""
+MOST_REST = 0.9
+"""Seconds between two rounds of Ray's scheduling loop, beside the tenth that it waits for results."""
+LAST_SHARDS = 8
+"""Shards from which the time between two is known."""
 
 
 def connect(address: str | None) -> None:
@@ -63,3 +69,41 @@ def _end_monitors() -> None:
         node = ray._private.worker._global_node
         node.kill_log_monitor(check_alive=False)
         node.kill_monitor(check_alive=False)
+
+
+class Rest:
+    """Lets the scheduling loop of Ray Data rest between its rounds: a callback of `DataContext`.
+
+    The loop makes ten rounds a second, whether anything has changed or not. An actor has a shard in reserve, so it does not
+    wait for the next round as long as a round is shorter than a shard.
+    """
+
+    seconds = 0.0
+    """Of this process, which has one run."""
+
+    def before_execution_starts(self, executor: object) -> None:
+        """Nothing to do."""
+
+    def on_execution_step(self, executor: object) -> None:
+        """After a round."""
+        time.sleep(self.seconds)
+
+    def after_execution_succeeds(self, executor: object) -> None:
+        """Nothing to do."""
+
+    def after_execution_fails(self, executor: object, error: Exception) -> None:
+        """Nothing to do."""
+
+
+class Rhythm:
+    """The time between two shards, of all actors together: from it follows how long Ray's loop may rest."""
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque(maxlen=LAST_SHARDS + 1)
+
+    def rest(self, now: float) -> float:
+        """Seconds for which the loop may rest after a shard was written at the time `now`: half of those between two."""
+        self._times.append(now)
+        if len(self._times) <= LAST_SHARDS:
+            return 0.0
+        return min(MOST_REST, (now - self._times[0]) / LAST_SHARDS / 2)

@@ -8,6 +8,7 @@ tells which rows it has: what is written twice is written over itself, and what 
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from tfexport.errors import TfexportError
-from tfexport.scale.cluster import connect
+from tfexport.scale.cluster import Rest, Rhythm, connect
 from tfexport.scale.manifest import Manifest, Output, Task
 from tfexport.scale.options import ClusterOptions
 from tfexport.scale.row_function import RowFunction
@@ -123,6 +124,7 @@ def run(manifest: Manifest, output: Output, task: Task, cluster: ClusterOptions)
     with ThreadPoolExecutor(16) as pool:
         yield from map(Done, sorted(done), pool.map(lambda shard: read_counts(output, shard), sorted(done)))
     totals: dict[int, int] = {}
+    Rest.seconds, rhythm = 0.0, Rhythm()
     for row in _dataset(manifest, output, task, cluster, done).iter_rows():
         if row["error"]:
             raise TfexportError(row["error"])
@@ -131,6 +133,8 @@ def run(manifest: Manifest, output: Output, task: Task, cluster: ClusterOptions)
             yield Done(shard, json.loads(row["statuses"]))
         else:
             totals[shard.file] = shard.first
+        # When all has been read, the last shards are awaited.
+        Rest.seconds = rhythm.rest(time.monotonic()) if len(totals) < len(manifest.inputs) else 0.0
     parts = output.done()
     found = [f"input {file} was not read" for file in range(len(manifest.inputs)) if file not in totals]
     if problems := [*found, *gaps(parts, totals)]:
@@ -156,6 +160,8 @@ def _dataset(manifest: Manifest, output: Output, task: Task, cluster: ClusterOpt
     context.print_on_execution_start = False
     context.target_max_block_size = 1  # a block for each shard: actors take blocks
     context.target_min_block_size = 0
+    context.custom_execution_callback_classes = [Rest]
+    context.memory_usage_poll_interval_s = None  # for statistics alone: 5 ms of each second of an actor
     context.execution_options.resource_limits = context.execution_options.resource_limits.copy(
         object_store_memory=cluster.buffer_mib << 20
     )
