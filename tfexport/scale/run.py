@@ -119,8 +119,10 @@ def run(manifest: Manifest, output: Output, task: Task, cluster: ClusterOptions)
     Raises:
         TfexportError: an input cannot be read, an output cannot be written, or a part is missing at the end.
     """
+    import ray
+
     output.remove_partial()
-    done = output.done()
+    done, was_connected = output.done(), ray.is_initialized()
     with ThreadPoolExecutor(16) as pool:
         yield from map(Done, sorted(done), pool.map(lambda shard: read_counts(output, shard), sorted(done)))
     totals: dict[int, int] = {}
@@ -135,6 +137,8 @@ def run(manifest: Manifest, output: Output, task: Task, cluster: ClusterOptions)
             totals[shard.file] = shard.first
         # When all has been read, the last shards are awaited.
         Rest.seconds = rhythm.rest(time.monotonic()) if len(totals) < len(manifest.inputs) else 0.0
+    if not was_connected:
+        ray.shutdown()  # when the process exits, Ray waits half a second before, for messages that are not printed here
     parts = output.done()
     found = [f"input {file} was not read" for file in range(len(manifest.inputs)) if file not in totals]
     if problems := [*found, *gaps(parts, totals)]:
