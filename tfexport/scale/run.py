@@ -8,6 +8,7 @@ tells which rows it has: what is written twice is written over itself, and what 
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from tfexport.errors import TfexportError
+from tfexport.scale.cluster import Rest, Rhythm, connect
 from tfexport.scale.manifest import Manifest, Output, Task
 from tfexport.scale.options import ClusterOptions
 from tfexport.scale.row_function import RowFunction
@@ -117,11 +119,14 @@ def run(manifest: Manifest, output: Output, task: Task, cluster: ClusterOptions)
     Raises:
         TfexportError: an input cannot be read, an output cannot be written, or a part is missing at the end.
     """
+    import ray
+
     output.remove_partial()
-    done = output.done()
+    done, was_connected = output.done(), ray.is_initialized()
     with ThreadPoolExecutor(16) as pool:
         yield from map(Done, sorted(done), pool.map(lambda shard: read_counts(output, shard), sorted(done)))
     totals: dict[int, int] = {}
+    Rest.seconds, rhythm = 0.0, Rhythm()
     for row in _dataset(manifest, output, task, cluster, done).iter_rows():
         if row["error"]:
             raise TfexportError(row["error"])
@@ -130,6 +135,10 @@ def run(manifest: Manifest, output: Output, task: Task, cluster: ClusterOptions)
             yield Done(shard, json.loads(row["statuses"]))
         else:
             totals[shard.file] = shard.first
+        # When all has been read, the last shards are awaited.
+        Rest.seconds = rhythm.rest(time.monotonic()) if len(totals) < len(manifest.inputs) else 0.0
+    if not was_connected:
+        ray.shutdown()  # when the process exits, Ray waits half a second before, for messages that are not printed here
     parts = output.done()
     found = [f"input {file} was not read" for file in range(len(manifest.inputs)) if file not in totals]
     if problems := [*found, *gaps(parts, totals)]:
@@ -155,6 +164,8 @@ def _dataset(manifest: Manifest, output: Output, task: Task, cluster: ClusterOpt
     context.print_on_execution_start = False
     context.target_max_block_size = 1  # a block for each shard: actors take blocks
     context.target_min_block_size = 0
+    context.custom_execution_callback_classes = [Rest]
+    context.memory_usage_poll_interval_s = None  # for statistics alone: 5 ms of each second of an actor
     context.execution_options.resource_limits = context.execution_options.resource_limits.copy(
         object_store_memory=cluster.buffer_mib << 20
     )
@@ -174,34 +185,6 @@ def _dataset(manifest: Manifest, output: Output, task: Task, cluster: ClusterOpt
         num_gpus=cluster.gpus or None,
         compute=ray.data.ActorPoolStrategy(size=actors, max_tasks_in_flight_per_actor=SHARDS_OF_AN_ACTOR),
     )
-
-
-def connect(address: str | None) -> None:
-    """Connect to a cluster, or start one on this machine.
-
-    Raises:
-        TfexportError: the cluster cannot be used.
-    """
-    import ray
-    from ray.exceptions import RayError
-
-    try:
-        # A cluster has a dashboard or not. On this machine it would take memory, and a hundredth of a core.
-        own: dict[str, Any] = {"include_dashboard": False} if address is None else {}
-        ray.init(address=address, **own, **_quiet())
-    except (RayError, ConnectionError, ValueError) as error:
-        if address is None:
-            raise
-        about = " ".join(str(error).split())[:300].rstrip(".")
-        raise TfexportError(
-            f"cannot use the Ray cluster {address}: {about}. Check --address, and the token of the cluster (RAY_AUTH_TOKEN)."
-        ) from error
-
-
-def _quiet() -> dict[str, Any]:
-    import logging
-
-    return {"log_to_driver": False, "logging_level": logging.ERROR}
 
 
 def _room(resources: Mapping[str, float], threads: int, gpus: float) -> int:

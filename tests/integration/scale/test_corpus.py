@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from ray.exceptions import RayError
 
 from tfexport.errors import TfexportError
 from tfexport.scale import Scorer
-from tfexport.scale.run import connect
+from tfexport.scale.cluster import UNWATCHED, connect
 
 pytestmark = pytest.mark.thorough
 
@@ -186,3 +187,57 @@ def test_a_cluster_that_cannot_be_used_is_an_error(kind: type[Exception], monkey
     monkeypatch.setattr(ray, "init", refuse)
     with pytest.raises(TfexportError, match=r"cannot use the Ray cluster head:9: .*no such cluster\. Check --address"):
         connect("head:9")
+
+
+class _Node:
+    """A node of Ray, as far as a run knows it."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+
+    def kill_log_monitor(self, check_alive: bool) -> None:
+        assert not check_alive
+        self.ended.append("log monitor")
+
+    def kill_monitor(self, check_alive: bool) -> None:
+        assert not check_alive
+        self.ended.append("monitor")
+
+
+@pytest.mark.parametrize("address", [None, "head:9"])
+def test_a_cluster_of_others_keeps_its_monitors_and_metrics(
+    address: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, given = _Node(), {}
+    for name in UNWATCHED:
+        monkeypatch.setenv(name, "")  # so that it is restored
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("RAY_event_stats", "1")  # of the user
+    monkeypatch.setattr(ray, "init", lambda **options: given.update(options, environment=dict(os.environ)))
+    monkeypatch.setattr(ray._private.worker, "_global_node", node)
+    connect(address)
+    environment = {name: given["environment"].get(name) for name in UNWATCHED}
+    own = {**UNWATCHED, "RAY_event_stats": "1"}
+    assert environment == (own if address is None else {**dict.fromkeys(UNWATCHED), "RAY_event_stats": "1"})
+    assert node.ended == (["log monitor", "monitor"] if address is None else [])
+    assert ("include_dashboard" in given) == (address is None)
+
+
+def test_a_cluster_of_its_own_computes_without_monitors() -> None:
+    """With the methods of the installed Ray, which are not documented."""
+    code = """
+        from pathlib import Path
+        from tfexport.scale.cluster import UNWATCHED, connect
+
+        connect(None)
+        import ray
+
+        said = {path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")}
+        session = ray._private.worker._global_node.get_session_dir_path()
+        of_session = [one for one in said if session.encode() in one]
+        print(len(of_session) > 2, sum(b"monitor.py" in one for one in of_session))
+        print(ray.get(ray.remote(lambda: 7).remote()))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, env=ENVIRONMENT, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.stdout.split() == ["True", "0", "7"], done.stderr
