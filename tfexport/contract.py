@@ -185,7 +185,7 @@ def is_screened(config: ModelConfig, precision: Precision) -> bool:
     """Whether the graphs of a model screen its vocabulary (`graphs/screening.py`). In quantized graphs the whole product is
     as cheap."""
     large = config.tgt_vocab_size >= FEWEST_WORDS and config.d_model % GROUP == 0
-    return precision == "float32" and groups_queries(config) and large
+    return precision == "float32" and groups_queries(config) and large and not config.is_classifier
 
 
 def weights_files(config: ModelConfig, precision: Precision) -> list[str]:

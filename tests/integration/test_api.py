@@ -17,13 +17,15 @@ import torch
 from typer.testing import CliRunner
 
 import tfexport
-from tests.support.tiny import EOS, HINTS, MAX_LENGTH, tiny_classifier, tiny_transformer
+from tests.support.tiny import EOS, HEADS, HINTS, MAX_LENGTH, TinyCheckpoint, tiny_classifier, tiny_transformer
 from tfexport.cli import app
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.models.formats.native import Tokenizers
+from tfexport.models.transformer import Transformer
 from tfexport.text.tokenizers import word_tokenizer
+from tfexport.verification.gate import DecodingGate
 
 TEXTS = ["de4 de5 de6", "de9", "de17 de20 de11 de8 de29", "de4"]
 
@@ -106,6 +108,21 @@ def test_iterate_takes_lists_of_tokens(model: tfexport.Model) -> None:
     assert list(model.iterate(tokens, prefix="wört7")) == model.translate(tokens, prefix="wört7")
     with pytest.raises(TfexportError, match=r"texts has .de4.\. Give strings or lists of tokens, not both"):
         list(model.iterate([["de9"], "de4"]))
+
+
+def test_a_bundle_that_decodes_otherwise_is_not_exported(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(gate: DecodingGate, folder: Path, model: Transformer) -> None:
+        assert gate.tolerance == 0.5
+        raise TfexportError("it decodes otherwise")
+
+    monkeypatch.setattr(DecodingGate, "check_bundle", refuse)
+    about = {"heads": HEADS, "src_vocab": tiny_checkpoint.src_vocab, "tgt_vocab": tiny_checkpoint.tgt_vocab}
+    with pytest.raises(TfexportError, match="it decodes otherwise"):
+        tfexport.export(tiny_checkpoint.path, tmp_path / "b", tolerance=0.5, **about)
+    assert list(tmp_path.iterdir()) == []
+    assert tfexport.export(tiny_checkpoint.path, tmp_path / "b", parity=False, **about).closest == {}
 
 
 def test_wrong_arguments_are_named(model: tfexport.Model, tiny_bundle: Path) -> None:

@@ -28,6 +28,14 @@ def every_graph() -> Iterator[contract.GraphSpec]:
             yield from graph_contract.graphs_of(CONFIG, precision, dialect)
 
 
+def test_a_classifier_has_no_file_of_screening() -> None:
+    config = CONFIG.replace(d_model=32, n_heads=4, tgt_vocab_size=2000)
+    assert contract.weights_files(config, "float32") == [contract.WEIGHTS_FILE, contract.SCREENING_FILE]
+    assert contract.weights_files(CLASSIFIER.replace(d_model=32, tgt_vocab_size=2000), "float32") == [
+        contract.WEIGHTS_FILE
+    ]
+
+
 @pytest.mark.parametrize(
     ("precision", "dialect", "files"),
     [

@@ -138,7 +138,8 @@ def export(
             stored = write_variant(model, precision, folder, keep)
             written = write_graphs(config, precision, folder, keep, alignments=alignments, shortlist=shortlist)
             if gate is not None:
-                closest[precision] = gate.check_graphs(model, precision, written, folder, stored=stored, keep=keep)
+                found = gate.check_graphs(model, precision, written, folder, stored=stored, keep=keep)
+                closest |= {precision: found} if found is not None else {}
             graphs += written
         for side, name in TOKENIZER_FILES.items():
             tokenizer = getattr(checkpoint.tokenizers, side)

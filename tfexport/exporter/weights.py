@@ -35,7 +35,8 @@ def write_weights(model: Model, precision: contract.Precision, folder: Path) -> 
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     tensors = with_stacked(tensors, model.config, precision)
     save_weights(tensors, folder / contract.weights_file(precision), {"format": "pt"})
-    if isinstance(model, Transformer) and is_screened(model.config, precision):
+    if is_screened(model.config, precision):
+        assert isinstance(model, Transformer)
         arrays = screening_tensors(model.output_matrix().detach().numpy())
         save_weights(
             {n: torch.from_numpy(array) for n, array in arrays.items()}, folder / SCREENING_FILE, {"format": "pt"}

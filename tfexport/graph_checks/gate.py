@@ -28,13 +28,13 @@ class Gate(Protocol):
         *,
         stored: Stored | None,
         keep: Collection[str],
-    ) -> Compared:
-        """Check the graphs of a precision; returns the value that came closest to its limit.
+    ) -> Compared | None:
+        """Check the graphs of a precision; returns the value that came closest to its limit, if values have limits.
 
         Args:
             model: the exported model, in float32.
             folder: has the graphs and their weights.
-            stored: the weights file of a quantized precision.
+            stored: the tensors of the weights file of a quantized precision.
             keep: the modules that stay in float32.
 
         Raises:
@@ -43,7 +43,7 @@ class Gate(Protocol):
         ...
 
     def check_bundle(self, folder: Path, model: Model) -> None:
-        """Check the complete bundle.
+        """Check the complete bundle, and leave it as it is.
 
         Raises:
             TfexportError: the bundle does not decode as the model does.
@@ -75,7 +75,7 @@ class GraphGate:
         return closest
 
     def check_bundle(self, folder: Path, model: Model) -> None:
-        """Checks nothing: `verification.gate.Gate` also decodes."""
+        """Checks nothing: `verification.gate.DecodingGate` also decodes."""
 
 
 REMEDY: dict[Precision, str] = {
@@ -92,7 +92,7 @@ def check_written(
     Raises:
         TfexportError: an error exceeds its limit.
     """
-    found = []
+    found, limit = [], "rounding explains" if tolerance is None else "--tolerance allows"
     for graph in graphs:
         checked = check_graph(definition, graph, folder, tolerance=tolerance)
         if (first := checked.first) is not None:
@@ -101,7 +101,7 @@ def check_written(
                 report = f"Leave {short_name(graph.precision)} out of --precision. {report}"
             raise TfexportError(
                 f"{graph.file} departs from PyTorch at {first.node}: {first.about} is off by {first.error:.1e}, and "
-                f"rounding explains {first.allowed:.1e} (PyTorch's own is {first.own:.1e}), so nothing was exported. "
+                f"{limit} {first.allowed:.1e} (PyTorch's own is {first.own:.1e}), so nothing was exported. "
                 + REMEDY.get(graph.precision, report)
             )
         found.append(checked.largest)

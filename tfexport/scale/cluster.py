@@ -1,7 +1,7 @@
-"""The Ray cluster of a run: one that is there, or one on this machine for this run alone, and what it may cost.
+"""The Ray cluster of a run: an existing one, or one on this machine for this run alone.
 
-Actors should have the CPUs for themselves. What Ray does beside them is little, but it does it all the time, and on machines
-with few CPUs actors wait.
+Ray's own processes take about a twentieth of two CPUs. The actors lose this time on a machine with few CPUs, so most of this
+work is switched off here.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 
 from tfexport.errors import TfexportError
 
-UNWATCHED = {
+WITHOUT_METRICS = {
     "RAY_enable_metrics_collection": "0",
     "RAY_event_stats": "0",
     "RAY_task_events_report_interval_ms": "0",  # never
     "REPORTER_UPDATE_INTERVAL_MS": "60000",
 }
-"""The environment of a cluster for this run alone: it has no dashboard, which would show metrics and events. Its processes
-would collect them nonetheless. The environment of the user goes before these."""
+"""Environment variables for a cluster of this run alone. It has no dashboard that shows metrics and events, but without
+these settings its processes collect them. Variables that the user has set win."""
 MOST_REST = 0.9
-"""Seconds between two rounds of Ray's scheduling loop, beside the tenth that it waits for results."""
+"""The longest rest of Ray's scheduling loop between two rounds, in seconds. A round itself waits a tenth for results."""
 LAST_SHARDS = 8
-"""Shards from which the time between two is known."""
+"""The number of shards over which the time between two shards is averaged."""
 
 
 def connect(address: str | None) -> None:
@@ -42,7 +42,7 @@ def connect(address: str | None) -> None:
     if address is None:
         # A cluster has a dashboard or not. On this machine it would take memory, and a hundredth of a core.
         own = {"include_dashboard": False}
-        for name, value in UNWATCHED.items():
+        for name, value in WITHOUT_METRICS.items():
             os.environ.setdefault(name, value)
     try:
         ray.init(address=address, **own, log_to_driver=False, logging_level=logging.ERROR)
@@ -58,10 +58,10 @@ def connect(address: str | None) -> None:
 
 
 def _end_monitors() -> None:
-    """End two processes of a cluster that this process has started: one reads logs of workers, for a driver that shows them,
-    and one starts machines. Together they take a hundredth of a core, and at the end Ray waits a second for one of them.
+    """End two processes of the cluster that this process started. One reads the logs of workers for a driver that shows
+    them, the other one adds machines. They take a hundredth of a core, and Ray waits a second for one of them at the end.
 
-    `ray.init` has no option for it. Where Ray has no such methods, or has not started the processes, nothing happens.
+    `ray.init` has no option for this. If a version of Ray lacks the methods, the processes stay.
     """
     import ray
 
@@ -72,14 +72,14 @@ def _end_monitors() -> None:
 
 
 class Rest:
-    """Lets the scheduling loop of Ray Data rest between its rounds: a callback of `DataContext`.
+    """A callback of `DataContext` that lets the scheduling loop of Ray Data rest between its rounds.
 
-    The loop makes ten rounds a second, whether anything has changed or not. An actor has a shard in reserve, so it does not
-    wait for the next round as long as a round is shorter than a shard.
+    The loop makes ten rounds a second, even if nothing has changed. An actor has one shard in reserve. So it does not wait
+    for the next round if a round is shorter than a shard.
     """
 
     seconds = 0.0
-    """Of this process, which has one run."""
+    """The rest, for the one run of this process."""
 
     def before_execution_starts(self, executor: object) -> None:
         """Nothing to do."""
@@ -96,13 +96,13 @@ class Rest:
 
 
 class Rhythm:
-    """The time between two shards, of all actors together: from it follows how long Ray's loop may rest."""
+    """Measures the time between two finished shards, over all actors. It determines the rest of Ray's loop."""
 
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=LAST_SHARDS + 1)
 
     def rest(self, now: float) -> float:
-        """Seconds for which the loop may rest after a shard was written at the time `now`: half of those between two."""
+        """The rest in seconds after a shard was written at the time `now`: half of the time between two shards."""
         self._times.append(now)
         if len(self._times) <= LAST_SHARDS:
             return 0.0

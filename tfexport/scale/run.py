@@ -135,10 +135,10 @@ def run(manifest: Manifest, output: Output, task: Task, cluster: ClusterOptions)
             yield Done(shard, json.loads(row["statuses"]))
         else:
             totals[shard.file] = shard.first
-        # When all has been read, the last shards are awaited.
+        # No rest once all input is read: the run waits for its last shards.
         Rest.seconds = rhythm.rest(time.monotonic()) if len(totals) < len(manifest.inputs) else 0.0
     if not was_connected:
-        ray.shutdown()  # when the process exits, Ray waits half a second before, for messages that are not printed here
+        ray.shutdown()  # at the exit of the process, Ray first waits half a second for messages that are not printed here
     parts = output.done()
     found = [f"input {file} was not read" for file in range(len(manifest.inputs)) if file not in totals]
     if problems := [*found, *gaps(parts, totals)]:

@@ -142,12 +142,12 @@ def _tables(source: Input, rows: int, done: list[Shard]) -> Iterator[pa.Table | 
     with raw, io.BufferedReader(raw, 1 << 20) as lines:
         waiting: list[bytes] = []
         size = 0
-        if lines.peek(len(BOM_UTF8)).startswith(BOM_UTF8):
-            lines.read(len(BOM_UTF8))
+        is_first = True
         while line := lines.readline(LONGEST_ROW + 1):
             if len(line) > LONGEST_ROW:
                 raise TfexportError(f"{source.place.uri} has a line of more than 1 GiB. Give one text per line.")
-            waiting.append(line)
+            waiting.append(line.removeprefix(BOM_UTF8) if is_first else line)
+            is_first = False
             size += len(line)
             if len(waiting) == rows or size >= MOST_BYTES:
                 yield _lines(waiting)

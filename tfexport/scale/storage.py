@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fnmatch
 import glob
+import os
 import posixpath
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote_to_bytes
 
 from pyarrow import ArrowException
 from pyarrow import fs as arrow_fs
@@ -21,6 +23,7 @@ from tfexport.errors import TfexportError
 from tfexport.system.atomic_files import make_folder, whole_file
 
 _WILD = "*?["
+_FILE_URI = re.compile(r"file:(?://(?:localhost)?/+|/(?!/))(.*)", re.IGNORECASE)
 COMPRESSED = (".gz", ".zst", ".bz2")
 
 
@@ -41,8 +44,8 @@ class Place:
     @classmethod
     def of(cls, given: str) -> Place:
         """A place as the user writes it. `file:///a` is `/a`: the same run, with the same locks."""
-        if given.startswith("file:///"):
-            given = unquote(given.removeprefix("file://"))
+        if local := _FILE_URI.fullmatch(given):
+            given = f"/{os.fsdecode(unquote_to_bytes(local[1]))}"
         return cls(given.rstrip("/") if "://" in given else str(Path(given).absolute()))
 
     @property

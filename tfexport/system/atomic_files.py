@@ -123,9 +123,11 @@ def partial_folder(place: Path) -> Iterator[Path]:
             folder = place.with_name(f".{place.name}.{secrets.token_hex(4)}.partial")
             try:
                 folder.mkdir(mode=0o700)
-                lock = lock_folder(folder)
             except FileExistsError:
                 folder = None  # another process has made it
+                continue
+            try:
+                lock = lock_folder(folder)
             except (BlockingIOError, FileNotFoundError):
                 continue  # another process removed it, because it had no lock for a moment
             except OSError:

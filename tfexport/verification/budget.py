@@ -28,7 +28,7 @@ from tfexport.exporter.graphs import write_graphs
 from tfexport.exporter.options import BudgetOptions
 from tfexport.exporter.weights import write_variant
 from tfexport.graphs import portable
-from tfexport.graphs.projections import decoder_projections, encoder_projections
+from tfexport.graphs.projections import projections_of
 from tfexport.graphs.stored_weights import StoredWeights
 from tfexport.models.checkpoints.load import Checkpoint
 from tfexport.models.model import EncoderClassifier, Model
@@ -263,7 +263,7 @@ def modules_of(model: Transformer, precision: Precision, folder: Path) -> dict[s
         bits = {"int8": 24, "int4": 28}[precision]
         return {
             projection.name: sum(weights.get(name, tied).numel() for name in projection.weights) * bits // 8
-            for projection in (*encoder_projections(config), *decoder_projections(config))
+            for projection in projections_of(config)
         }
     stored = StoredWeights(folder / contract.weights_file(precision))
     graphs = graph_contract.graphs_of(config, precision)

@@ -26,7 +26,10 @@ from tests.support.tiny import (
     TinyCheckpoint,
 )
 from tfexport.bundle.reader import open_bundle
+from tfexport.errors import TfexportError
 from tfexport.exporter import pipeline
+from tfexport.models.transformer import Transformer
+from tfexport.verification.gate import DecodingGate
 
 
 def interrupted(path: Path, flags: list[str], number: int) -> subprocess.CompletedProcess[bytes]:
@@ -62,6 +65,20 @@ def test_export_command(run: Run, here: Path, tiny_checkpoint: TinyCheckpoint, m
     assert (outcome.code, outcome.stderr) == (0, "")
     assert {path.name for path in here.parent.iterdir()} == {"tiny.pt", "tiny"}  # the bundle is named after the file
     said_by_an_export(outcome.stdout)
+
+
+def test_a_bundle_that_decodes_otherwise_is_not_exported(
+    run: Run, here: Path, tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(gate: DecodingGate, folder: Path, model: Transformer) -> None:
+        assert gate.tolerance == 0.5
+        assert open_bundle(folder).config == model.config
+        raise TfexportError("it decodes otherwise")
+
+    monkeypatch.setattr(DecodingGate, "check_bundle", refuse)
+    outcome = run("export", here, *tiny_checkpoint.flags, "--tolerance", "0.5")
+    assert (outcome.code, outcome.stderr) == (2, "error: it decodes otherwise\n")
+    assert [path.name for path in here.parent.iterdir()] == ["tiny.pt"]
 
 
 @pytest.mark.thorough

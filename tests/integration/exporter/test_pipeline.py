@@ -595,7 +595,7 @@ def test_a_tolerance_takes_the_place_of_what_rounding_explains(altered_export: C
     def as_it_was(graph: onnx.GraphProto) -> None:
         pass
 
-    with pytest.raises(TfexportError, match=r"rounding explains 0\.0e\+00 .* allow more with --tolerance N"):
+    with pytest.raises(TfexportError, match=r"--tolerance allows 0\.0e\+00 .* allow more with --tolerance N"):
         altered_export(as_it_was, "encoder.onnx", tmp_path / "bundle", gate=GraphGate(0.0))
     assert list(tmp_path.iterdir()) == []
     exported = altered_export(as_it_was, "encoder.onnx", tmp_path / "bundle", gate=GraphGate(0.5))

@@ -25,7 +25,7 @@ from ray.exceptions import RayError
 
 from tfexport.errors import TfexportError
 from tfexport.scale import Scorer
-from tfexport.scale.cluster import UNWATCHED, connect
+from tfexport.scale.cluster import WITHOUT_METRICS, connect
 
 pytestmark = pytest.mark.thorough
 
@@ -209,16 +209,16 @@ def test_a_cluster_of_others_keeps_its_monitors_and_metrics(
     address: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node, given = _Node(), {}
-    for name in UNWATCHED:
+    for name in WITHOUT_METRICS:
         monkeypatch.setenv(name, "")  # so that it is restored
         monkeypatch.delenv(name)
     monkeypatch.setenv("RAY_event_stats", "1")  # of the user
     monkeypatch.setattr(ray, "init", lambda **options: given.update(options, environment=dict(os.environ)))
     monkeypatch.setattr(ray._private.worker, "_global_node", node)
     connect(address)
-    environment = {name: given["environment"].get(name) for name in UNWATCHED}
-    own = {**UNWATCHED, "RAY_event_stats": "1"}
-    assert environment == (own if address is None else {**dict.fromkeys(UNWATCHED), "RAY_event_stats": "1"})
+    environment = {name: given["environment"].get(name) for name in WITHOUT_METRICS}
+    own = {**WITHOUT_METRICS, "RAY_event_stats": "1"}
+    assert environment == (own if address is None else {**dict.fromkeys(WITHOUT_METRICS), "RAY_event_stats": "1"})
     assert node.ended == (["log monitor", "monitor"] if address is None else [])
     assert ("include_dashboard" in given) == (address is None)
 
@@ -227,7 +227,7 @@ def test_a_cluster_of_its_own_computes_without_monitors() -> None:
     """With the methods of the installed Ray, which are not documented."""
     code = """
         from pathlib import Path
-        from tfexport.scale.cluster import UNWATCHED, connect
+        from tfexport.scale.cluster import WITHOUT_METRICS, connect
 
         connect(None)
         import ray

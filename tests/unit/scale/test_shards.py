@@ -52,8 +52,14 @@ def test_a_mark_of_the_byte_order_is_dropped_at_the_start_of_a_file_alone(tmp_pa
     assert raw(tmp_path / name, 2) == [b"1\n", *lines[1:]]
 
 
+def test_a_mark_alone_is_an_empty_line_as_in_decode(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(BOM_UTF8)
+    assert raw(tmp_path / "a.txt") == [b""]
+
+
 def test_a_uri_of_a_file_here_is_its_path() -> None:
-    assert Place.of("file:///a%20b/c.txt") == Place.of("/a b/c.txt")
+    for uri in ("file:///a%20b/c.txt", "file://localhost/a%20b/c.txt", "FILE:////a b/c.txt", "file:/a%20b/c.txt"):
+        assert Place.of(uri) == Place.of("/a b/c.txt")
     assert Place.of("s3://a%20b/c.txt").uri == "s3://a%20b/c.txt"
 
 

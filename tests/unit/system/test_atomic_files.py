@@ -101,6 +101,17 @@ def test_a_file_system_that_cannot_sync_folders_is_no_error(tmp_path: Path, monk
             atomic_files.sync_folder(tmp_path)
 
 
+def test_where_no_folder_can_be_made_a_partial_folder_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path, **_: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "there is no such place", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refused)  # as in /proc
+    with pytest.raises(FileNotFoundError), partial_folder(tmp_path / "b"):
+        pass
+
+
 def test_a_signal_while_a_partial_folder_is_removed_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
