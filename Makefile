@@ -91,7 +91,7 @@ kills: $(VENV)/dev.done
 # two nodes in network namespaces (as root). It needs tfexport[ray].
 corpus-kills: $(VENV)/dev.done
 	$(VENV)/bin/tfexport export tfexport/assets/de-en.safetensors -o build/corpus-kills/de-en --precision fp32 --force
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.corpus_kills build/corpus-kills/de-en $(TEXT) --kills 40 --deadly 2
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.corpus_kills build/corpus-kills/de-en $(TEXT) --kills 40 --rows 160000 --deadly 2
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.ray_nodes build/corpus-kills/de-en $(TEXT)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.corpus_kills build/corpus-kills/de-en $(TEXT) --kills 10 --rows 40000 --nodes
 
