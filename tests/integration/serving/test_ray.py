@@ -151,11 +151,12 @@ def test_errors_come_through(cluster: Cluster) -> None:
 
 def test_who_goes_away_is_cancelled(cluster: Cluster) -> None:
     before = max(cluster.cancelled() for _ in range(8))
-    with pytest.raises(httpx.TimeoutException):
-        httpx.post(f"{cluster.url}/v1/translate", json={"text": LINES * 17, **SEARCH}, timeout=0.3)
     ends = time.monotonic() + PATIENCE
     while max(cluster.cancelled() for _ in range(8)) <= before:
         assert time.monotonic() < ends
+        # Again and again: a replica may answer before it hears that nobody waits.
+        with pytest.raises(httpx.TimeoutException):
+            httpx.post(f"{cluster.url}/v1/translate", json={"text": LINES * 17, **SEARCH}, timeout=0.3)
 
 
 def test_a_replica_that_is_killed_costs_errors_and_no_wrong_answer(
