@@ -139,7 +139,8 @@ def export(
             written = write_graphs(config, precision, folder, keep, alignments=alignments, shortlist=shortlist)
             if gate is not None:
                 found = gate.check_graphs(model, precision, written, folder, stored=stored, keep=keep)
-                closest |= {precision: found} if found is not None else {}
+                if found is not None:
+                    closest[precision] = found
             graphs += written
         for side, name in TOKENIZER_FILES.items():
             tokenizer = getattr(checkpoint.tokenizers, side)

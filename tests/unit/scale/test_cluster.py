@@ -6,7 +6,7 @@ from itertools import chain, repeat
 
 import pytest
 
-from tfexport.scale.cluster import LAST_SHARDS, MOST_REST, Rest, Rhythm
+from tfexport.scale.cluster import LAST_SHARDS, MOST_REST, Rhythm
 
 
 def rests(gaps: list[float]) -> list[float]:
@@ -32,7 +32,3 @@ def test_the_rest_is_short_after_shards_that_are_and_never_long() -> None:
 
 def test_shards_that_come_in_groups_count_one_by_one() -> None:
     assert rests(list(chain.from_iterable(repeat([0.8, 0.0, 0.0, 0.0], 5))))[-1] == pytest.approx(0.1)
-
-
-def test_nothing_rests_before_the_first_shards() -> None:
-    assert Rest.seconds == 0
