@@ -16,6 +16,7 @@ import itertools
 import re
 import subprocess
 import sys
+from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from benchmarks.peers import NAMES, OTHERS, Peer, load_peer, one_line
 from benchmarks.timing import Meter, Runs, Setting, measure, summary
 from tfexport.bundle.reader import MANIFEST, Bundle, open_bundle
 from tfexport.contract import FLOATS, WEIGHTS_FILE, Precision
-from tfexport.decoding.line_reader import Reader, Unreadable, without_bom
+from tfexport.decoding.line_reader import Reader, Unreadable
 from tfexport.decoding.search import Hypothesis
 from tfexport.decoding.translate import Result, Writer
 from tfexport.errors import RuntimeUnavailable, TfexportError
@@ -118,7 +119,7 @@ def read_sources(
         return random_sources(bundle.config, count), None
     reader = Reader.of(bundle, options.input_format)
     sources, numbers = [], []
-    for number, line in enumerate(without_bom(options.input.read_bytes().splitlines())):
+    for number, line in enumerate(options.input.read_bytes().removeprefix(BOM_UTF8).splitlines()):
         try:
             sources.append(reader.ids(line))
             numbers.append(number)

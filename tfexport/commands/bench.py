@@ -109,13 +109,13 @@ def sentences_of(bundle: Bundle, source: Path | None, input_format: InputFormat 
         TfexportError: no line can be decoded.
     """
     from tfexport.bench.plan import random_sources
-    from tfexport.decoding.line_reader import Reader, Unreadable, without_bom
+    from tfexport.decoding.line_reader import Reader, Unreadable
 
     if source is None:
         return random_sources(bundle.config, RANDOM_SENTENCES)
     reader, found, unreadable = Reader.of(bundle, input_format), [], 0
     with opened(source) as file:
-        for line in without_bom(file):
+        for line in file:
             try:
                 found.append(reader.ids(line))
             except Unreadable:

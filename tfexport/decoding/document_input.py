@@ -31,6 +31,7 @@ def units_of(lines: Lines, maker: DocumentMaker, column: str | None, *, is_whole
         TfexportError: the column does not exist, or the whole input is too long or not UTF-8.
     """
     lines.longest = LONGEST_DOCUMENT
+    lines.keeps_mark = True  # documents keep every character
     if is_whole:
         return iter([_whole(lines, maker)])
     if column is None:

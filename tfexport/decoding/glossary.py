@@ -15,7 +15,6 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from tfexport.decoding.line_reader import without_bom
 from tfexport.decoding.request_options import GlossaryCase, InputFormat
 from tfexport.errors import TfexportError
 from tfexport.system.input_files import LONGEST_LINE, Lines
@@ -170,7 +169,7 @@ def read_glossary(path: Path, format: InputFormat, case: GlossaryCase = "exact")
 
 def _entries(lines: Iterable[bytes], path: Path) -> Iterator[Entry]:
     """The entries of the lines that are not empty."""
-    for number, line in enumerate(without_bom(lines), start=1):
+    for number, line in enumerate(lines, start=1):
         if len(line) > LONGEST_LINE:
             raise TfexportError(f"line {number} of {path} has more than {LONGEST_LINE:,} bytes. Correct it.")
         columns: Sequence[str] = [column.strip() for column in line.decode("utf-8").split("\t")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -173,8 +172,7 @@ class Reader:
         Raises:
             TfexportError: the numbers of lines differ.
         """
-        plain = without_bom(raw)
-        pairs = outputs.pairs(plain) if outputs else ((line, b"") for line in plain)
+        pairs = outputs.pairs(raw) if outputs else ((line, b"") for line in raw)
         if self.terms is None:
             return (Line(*pair) for pair in pairs)
         return self.terms.lines(pairs, has_prefixes=outputs is not None and outputs.lines is None)
@@ -268,7 +266,7 @@ class TargetReader:
                 source, _, target = line.partition(b"\t")
                 yield source, target
             return
-        for line, target in zip_longest(lines, without_bom(self.lines)):
+        for line, target in zip_longest(lines, self.lines):
             if line is None or target is None:
                 one, other = ("input", "outputs") if target is None else ("outputs", "input")
                 raise TfexportError(f"there are more lines of the {one} than of the {other}. Give one for each.")
@@ -308,16 +306,10 @@ def ids_in(
     return ids
 
 
-def without_bom(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """`lines` without the byte order mark that some editors write before the first line."""
-    for index, line in enumerate(lines):
-        yield line if index else line.removeprefix(BOM_UTF8)
-
-
 def source_lengths(reader: Reader, lines: Iterable[bytes]) -> list[int]:
     """The number of ids of each line that can be decoded."""
     lengths = []
-    for line in without_bom(lines):
+    for line in lines:
         with suppress(Unreadable):
             lengths.append(len(reader.ids(line)))
     return lengths
@@ -332,8 +324,8 @@ def read_pairs(
         TfexportError: no line can be decoded, the numbers of targets and lines differ, or a target is not UTF-8.
     """
     sources, wanted, left_out = [], [], 0
-    ends = without_bom(targets) if targets is not None else None
-    for number, line in enumerate(without_bom(lines), start=1):
+    ends = iter(targets) if targets is not None else None
+    for number, line in enumerate(lines, start=1):
         target = next(ends, None) if ends is not None else b""
         if target is None:
             raise TfexportError(f"there are {number - 1} targets and more lines of input. Give one for each line.")

@@ -29,7 +29,6 @@ import numpy as np
 
 from tfexport.config import ModelConfig
 from tfexport.decoding.hypothesis import Source
-from tfexport.decoding.line_reader import without_bom
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import IntArray
 from tfexport.system.input_files import LONGEST_LINE, Lines
@@ -130,7 +129,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines that are not empty, with their numbers, without their newlines."""
     try:
         with open_regular(path) as file:
-            for number, line in enumerate(without_bom(Lines(file, str(path))), start=1):
+            for number, line in enumerate(Lines(file, str(path)), start=1):
                 if len(line) > LONGEST_LINE:
                     raise TfexportError(f"line {number} of {path} has more than {LONGEST_LINE:,} bytes. Correct it.")
                 text = line.decode("utf-8").rstrip("\r\n")

@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 from tfexport.decoding.glossary import Glossary
 from tfexport.decoding.hypothesis import Phrase, Source
-from tfexport.decoding.line_reader import Line, Piece, TargetReader, Unreadable, without_bom
+from tfexport.decoding.line_reader import Line, Piece, TargetReader, Unreadable
 from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.request_options import InputFormat
 from tfexport.decoding.search import NEEDS_BEAM, instead_of_beam, require_beam
@@ -238,4 +238,4 @@ def _wrong_with(kept: bytes, end: bytes, opens: bytes, closes: bytes) -> str:
 
 def phrases_in(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
     """The phrases of each line of a file, separated by tabs."""
-    return (line.rstrip(b"\r\n").split(b"\t") for line in without_bom(lines))
+    return (line.rstrip(b"\r\n").split(b"\t") for line in lines)

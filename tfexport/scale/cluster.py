@@ -71,6 +71,19 @@ def _end_monitors() -> None:
         node.kill_monitor(check_alive=False)
 
 
+def quiet_ray_data() -> None:
+    """Let Ray Data print warnings and errors alone. Its log file keeps all messages."""
+    import ray.data  # noqa: F401 (it makes the handlers)
+    from ray.util.debug import log_once
+
+    log_once(
+        "ray_data_progress_manager_disabled"
+    )  # the warning that its progress bars are off: the command has its own
+    for handler in logging.getLogger("ray.data").handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setLevel(logging.WARNING)
+
+
 class Rest:
     """A callback of `DataContext` that lets the scheduling loop of Ray Data rest between its rounds.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,9 +146,7 @@ def lines_of(values: Sequence[object], marked: dict[int, Row], column: int | Non
         if row is not None:
             marked[number] = row
         text = b"" if row is not None else value[column] if column is not None else value  # type: ignore[index]
-        line = text if isinstance(text, bytes) else str(text).encode("utf-8", "surrogatepass")
-        # A reader takes the first line for that of a file, and drops one mark of the byte order. Rows are read as they are.
-        yield line if number else BOM_UTF8 + line
+        yield text if isinstance(text, bytes) else str(text).encode("utf-8", "surrogatepass")
 
 
 def marked_row(value: object) -> Row | None:

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from tfexport.errors import TfexportError
-from tfexport.scale.cluster import Rest, Rhythm, connect
+from tfexport.scale.cluster import Rest, Rhythm, connect, quiet_ray_data
 from tfexport.scale.manifest import Manifest, Output, Task
 from tfexport.scale.options import ClusterOptions
 from tfexport.scale.row_function import RowFunction
@@ -158,6 +158,7 @@ def _dataset(manifest: Manifest, output: Output, task: Task, cluster: ClusterOpt
     threads = int(task.options["threads"])
     if not ray.is_initialized():
         connect(cluster.address)
+    quiet_ray_data()
     actors = cluster.actors or _room(ray.cluster_resources(), threads, cluster.gpus)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False

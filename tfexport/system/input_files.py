@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -27,6 +28,8 @@ class EndlessLine(TfexportError):
 class Lines(Iterator[bytes]):
     """The lines of an open file with their newlines, each at most one byte longer than `longest`.
 
+    Some editors write a byte order mark at the start of a file. It is left out, unless `keeps_mark` is set.
+
     Args:
         name: name of the file, for messages.
     """
@@ -34,6 +37,7 @@ class Lines(Iterator[bytes]):
     def __init__(self, file: BinaryIO, name: str):
         self._file, self._name = file, name
         self.longest = LONGEST_LINE
+        self.keeps_mark = False
         self._number = 0
         self._is_cut = False
 
@@ -44,6 +48,10 @@ class Lines(Iterator[bytes]):
         line = self._file.readline(self.longest + 1)
         if not line:
             raise StopIteration
+        if not self._number and not self.keeps_mark and line.startswith(BOM_UTF8):
+            line = line.removeprefix(BOM_UTF8)
+            if not line.endswith(b"\n"):
+                line += self._file.readline(len(BOM_UTF8))  # a line that is too long stays too long
         self._number += 1
         self._is_cut = len(line) > self.longest and not line.endswith(b"\n")
         return line

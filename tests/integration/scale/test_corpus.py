@@ -177,6 +177,30 @@ def test_a_second_driver_is_refused_and_the_first_goes_on(tiny_bundle: Path, tmp
     assert summary["rows"] == 20_000
 
 
+def test_the_loop_of_ray_rests_and_its_cluster_ends_with_the_run(tiny_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
+    code = """
+        import sys
+        import ray
+        from tfexport.__main__ import main
+        from tfexport.scale.cluster import Rest
+
+        steps, on_execution_step = [], Rest.on_execution_step
+        Rest.on_execution_step = lambda *arguments: steps.append(on_execution_step(*arguments))
+        try:
+            main()
+        finally:
+            print(len(steps) > 2, ray.is_initialized())
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    arguments = command_of("corpus", tiny_bundle, tmp_path / "in.txt", "-o", tmp_path / "out")[3:]
+    done = subprocess.run(
+        [*command, *arguments], env=ENVIRONMENT, cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout.split() == ["True", "False"], done.stderr
+    assert not [line for line in done.stderr.splitlines() if "Progress bars" in line or " INFO " in line]
+
+
 @pytest.mark.parametrize("kind", [ConnectionError, ValueError, RayError])
 def test_a_cluster_that_cannot_be_used_is_an_error(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray itself looks for a cluster that is not there for many minutes."""

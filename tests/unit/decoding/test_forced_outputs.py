@@ -71,7 +71,7 @@ def test_there_is_an_output_for_each_line() -> None:
 @pytest.mark.parametrize("beam", [1, 3])
 def test_an_output_begins_as_its_line_says(beam: int) -> None:
     outputs = TargetReader(CONFIG, VOCABULARY, "text")
-    lines = [b"\xef\xbb\xbfa\tb c\n", b"a b\t\r\n", b"c\n", b"d\ta a a a a a a\n", b"d\td"]
+    lines = [b"a\tb c\n", b"a b\t\r\n", b"c\n", b"d\ta a a a a a a\n", b"d\td"]
     found = results(lines, outputs, beam=beam)
     assert [result.status != "too_long" for result in found] == [True, True, True, False, True]
     starts = [result.hypotheses[0].ids[:2] if result.hypotheses else () for result in found]

@@ -60,7 +60,7 @@ def test_columns_come_after_a_prefix() -> None:
 
 
 def test_phrases_come_from_a_file() -> None:
-    terms = Terminology(TARGET, phrases=phrases_in([b"\xef\xbb\xbfc d\te\n", b"\n", b"f\r\n"]))
+    terms = Terminology(TARGET, phrases=phrases_in([b"c d\te\n", b"\n", b"f\r\n"]))
     found = run([b"a\tb", b"a", b"b"], terms)
     assert [required(one) for one in found] == [["c d", "e"], [], ["f"]]
     for lines in (1, 3):

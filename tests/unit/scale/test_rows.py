@@ -14,7 +14,6 @@ pa = pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip instal
 from pyarrow import parquet  # noqa: E402
 
 from tfexport.api.results import Output  # noqa: E402
-from tfexport.decoding.line_reader import without_bom  # noqa: E402
 from tfexport.decoding.options import SearchOptions  # noqa: E402
 from tfexport.scale.options import CorpusFormat  # noqa: E402
 from tfexport.scale.row_function import Row, RowFunction, clear_of, lines_of, marked_row  # noqa: E402
@@ -55,7 +54,7 @@ def statuses(found: list[object]) -> list[str | None]:
 def test_rows_are_read_as_they_are_also_the_first() -> None:
     values = [BOM_UTF8 + b"a", "\ufeffb", None, "c"]
     marked: dict[int, Row] = {}
-    assert list(without_bom(lines_of(values, marked))) == [BOM_UTF8 + b"a", BOM_UTF8 + b"b", b"", b"c"]
+    assert list(lines_of(values, marked)) == [BOM_UTF8 + b"a", BOM_UTF8 + b"b", b"", b"c"]
     assert list(marked) == [2]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import threading
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -47,6 +48,21 @@ def test_what_is_longer_than_the_longest_line_is_cut_where_its_length_shows_it(b
             b"\n" if end and len(content) < LONGEST_LINE + 1 else b""
         )
     assert rest == list(io.BytesIO(end[1:]))
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\nb\n", b"a\n", BOM_UTF8 + b"a\n" + BOM_UTF8])
+def test_a_byte_order_mark_at_the_start_of_a_file_is_not_part_of_its_text(content: bytes) -> None:
+    assert lines_of(BOM_UTF8 + content) == (list(io.BytesIO(content)) or [b""])
+    lines = Lines(io.BytesIO(BOM_UTF8 + content), "it")
+    lines.keeps_mark = True
+    assert list(lines) == list(io.BytesIO(BOM_UTF8 + content))
+
+
+@pytest.mark.parametrize("beyond", [0, 1, 2, 3, 4])
+def test_a_long_line_after_a_byte_order_mark_shows_its_length(beyond: int) -> None:
+    content = b"a" * (LONGEST_LINE + beyond)
+    first, second = lines_of(BOM_UTF8 + content + b"\nb")
+    assert (len(first.rstrip()), second) == (min(LONGEST_LINE + 1, len(content)), b"b")
 
 
 def test_a_line_without_an_end_is_given_and_then_refused(monkeypatch: pytest.MonkeyPatch) -> None:
