@@ -87,13 +87,13 @@ faults: $(VENV)/dev.done
 kills: $(VENV)/dev.done
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.kills --kills $(KILLS)
 
-# Ends actors and drivers of `tfexport corpus` at random moments, with rows that end their worker, then also nodes, on a cluster of
-# two nodes in network namespaces (as root). It needs tfexport[ray].
+# Ends actors, drivers and nodes of `tfexport corpus` at random moments, on a cluster of two nodes in network namespaces (as root).
+# Some rows end their worker. Then the same without a cluster. It needs tfexport[ray], and takes 15 minutes.
 corpus-kills: $(VENV)/dev.done
 	$(VENV)/bin/tfexport export tfexport/assets/de-en.safetensors -o build/corpus-kills/de-en --precision fp32 --force
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.corpus_kills build/corpus-kills/de-en $(TEXT) --kills 40 --rows 160000 --deadly 2
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.ray_nodes build/corpus-kills/de-en $(TEXT)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.corpus_kills build/corpus-kills/de-en $(TEXT) --kills 10 --rows 40000 --nodes
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.corpus_kills build/corpus-kills/de-en $(TEXT) --kills 50 --rows 200000 --deadly 2 --nodes
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.corpus_kills build/corpus-kills/de-en $(TEXT) --kills 20 --rows 40000 --deadly 2
 
 # Hours and cost of a billion lines, and what Ray adds to decode. It needs tfexport[ray] and two cores that nothing else uses.
 corpus-capacity: $(VENV)/dev.done

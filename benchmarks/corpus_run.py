@@ -3,11 +3,12 @@
     python -m benchmarks.corpus_run BUNDLE TEXT --rows 1000000
     python -m benchmarks.corpus_run --render
 
-Three runs, one after the other, which all read the same rows and write text:
+Four runs, one after the other, which all read the same rows and write text:
 
 1. `tfexport decode` with two workers.
-2. `tfexport corpus` with two actors.
-3. The same on a cluster of two nodes with a CPU each (`fuzz/ray_nodes.py`).
+2. The same with the larger batches of `tfexport corpus`.
+3. `tfexport corpus` with two actors.
+4. The same on a cluster of two nodes with a CPU each (`fuzz/ray_nodes.py`).
 
 Their texts have to be the same. The benchmark needs `tfexport[ray]`, and two cores that nothing else uses. It writes
 RESULTS/corpus_run.json, and draws the table and the plot from it alone.
@@ -30,6 +31,7 @@ from typing import Any
 from benchmarks.load import Memory
 from benchmarks.report import machine
 from benchmarks.tables import table
+from tfexport.scale.options import ActorOptions
 
 RESULTS = Path(__file__).parent / "results"
 SHARDS = 200
@@ -38,6 +40,7 @@ INTERVAL = 1.0
 MEMORY_EVERY = 10
 """Samples with one measurement of memory, which takes a tenth of a second for all processes of Ray."""
 WORKERS, ACTORS, NODES = "2 workers of decode", "2 actors of corpus", "2 actors on 2 nodes"
+LARGE_BATCHES = f"{WORKERS}, batches of {ActorOptions().batch_size}"
 
 
 def pss_mib(pids: Iterable[int]) -> float:
@@ -72,7 +75,7 @@ def texts_of(output: Path) -> list[str]:
 
 
 def measure(bundle: Path, lines: Sequence[str], precision: str) -> list[dict[str, Any]]:
-    """The three runs."""
+    """The four runs."""
     import pyarrow as arrow
     import pyarrow.parquet as parquet
 
@@ -95,12 +98,17 @@ def measure(bundle: Path, lines: Sequence[str], precision: str) -> list[dict[str
             return len(list(output.glob("part-*.txt"))) * rows_per_shard
 
         with (folder / "log").open("wb") as log:
-            out = folder / "plain"
-            decode = [*program, "decode", str(bundle), str(plain), "-o", str(out), "--workers", "2", *own]
-            driver = subprocess.Popen(decode, env=environment, stderr=log)
-            runs = watched(driver, lambda: [driver.pid, *descendants(driver.pid)], lambda: None)
+
+            def workers(output: Path, *more: str) -> tuple[dict[str, Any], list[str]]:
+                decode = [*program, "decode", str(bundle), str(plain), "-o", str(output), "--workers", "2", *more, *own]
+                driver = subprocess.Popen(decode, env=environment, stderr=log)
+                runs = watched(driver, lambda: [driver.pid, *descendants(driver.pid)], lambda: None)
+                return runs, output.read_text(encoding="utf-8").splitlines()
+
+            runs, wanted = workers(folder / "plain")
             found.append({"run": WORKERS, **runs})
-            wanted = out.read_text(encoding="utf-8").splitlines()
+            runs, texts = workers(folder / "large", "--batch-size", str(ActorOptions().batch_size))
+            found.append({"run": LARGE_BATCHES, **runs, "same_text": texts == wanted})
 
             def corpus(output: Path, *more: str) -> list[str]:
                 shards = ["--rows-per-shard", str(rows_per_shard), "--output-format", "text"]
@@ -153,8 +161,9 @@ def growth(run: Mapping[str, Any]) -> tuple[float, float]:
 def markdown(record: Mapping[str, Any]) -> str:
     """The runs as a table."""
     about, rows = record["machine"], record["rows"]
-    plain = rows / record["runs"][0]["seconds"]
-    head = ("run", "seconds", "rows/s", "to 2 workers", "rows/s without the start", "to 2 workers", "same text", "MiB")
+    plain, large = (rows / run["seconds"] for run in record["runs"][:2])
+    head = ("run", "seconds", "rows/s", "to 2 workers", "to these with large batches", "rows/s without the start")
+    head += ("same text", "MiB")
 
     def cells(run: Mapping[str, Any]) -> list[str]:
         whole, steady = rows / run["seconds"], steady_rate(run, rows)
@@ -164,7 +173,7 @@ def markdown(record: Mapping[str, Any]) -> str:
         return [
             run["run"],
             f"{run['seconds']:.0f}",
-            *(f"{whole:,.0f}", f"{whole / plain:.2f}", f"{steady:,.0f}", f"{steady / plain:.2f}"),
+            *(f"{whole:,.0f}", f"{whole / plain:.2f}", f"{whole / large:.2f}", f"{steady:,.0f}"),
             *(same, memory),
         ]
 
@@ -181,9 +190,9 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(8, 6), layout="constrained")
-    for color, run in zip(("C7", "C0", "C1"), record["runs"], strict=True):
+    for color, run in zip(("C7", "C2", "C0", "C1"), record["runs"], strict=True):
         seconds, rows, memory = zip(*run["samples"], strict=True)
-        if run["run"] == WORKERS:
+        if run["run"] in (WORKERS, LARGE_BATCHES):
             above.plot([0, run["seconds"]], [0, record["rows"] / 1e6], color=color, linestyle="--", label=run["run"])
         else:
             above.plot(seconds, [count / 1e6 for count in rows], color=color, label=run["run"])

@@ -4,8 +4,8 @@
     python -m fuzz.corpus_kills BUNDLE TEXT --kills 20 --nodes
 
 SIGKILL goes to an actor, which Ray starts again, or to the driver with all of its processes, after which the run is resumed.
-With --nodes the run is on a cluster of two nodes, see `ray_nodes.py`. Then the driver alone is killed, and the second node
-with all that runs on it, which is started again after a while.
+With --nodes the run is on a cluster of two nodes, see `ray_nodes.py`. Then also the second node is killed with all that runs
+on it, and started again after a while; of the driver its own process alone is killed.
 At the end every row has to be there once, with the text of `tfexport decode`. Some rows end the process that decodes
 them: they have to be set aside, and no other row. Needs `tfexport[ray]`.
 """
@@ -193,6 +193,8 @@ def main(arguments: list[str] | None = None) -> int:
         with run.on_nodes() if options.nodes else nullcontext():
             run.complete(options.kills)
         found = problems(run.output, decoded.stdout.splitlines(), deadly)
+    if (killed := sum(run.killed.values())) < options.kills:
+        found.append(f"the run ended after {killed} of {options.kills} kills: give more --rows")
     print("\n".join(found))
     kills = ", ".join(f"{count} of the {name}" for name, count in sorted(run.killed.items()))
     if run.ended_by_node:
