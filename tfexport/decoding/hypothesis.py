@@ -28,6 +28,8 @@ class Phrase(NamedTuple):
     """The phrase as text."""
     is_whole: bool = False
     """The phrase must not be part of a longer word, as far as `Source.word_parts` is known."""
+    is_attached: bool = False
+    """The ids are those of the phrase directly after a punctuation mark. After a letter they belong to a longer word."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,12 +224,12 @@ class TargetReader:
             raise Unreadable("too_long", f"{length} ids of output, the model writes at most {most}")
         return Source(ids, tuple(found), length if self.whole else None, line=line)
 
-    def ids(self, raw: bytes, part: str = "the output's part", *, is_inside: bool = False) -> list[int]:
+    def ids(self, raw: bytes, part: str = "the output's part", *, before: str = "") -> list[int]:
         """The ids of a part of an output; empty for an empty part.
 
         Args:
             part: the name of the part in errors.
-            is_inside: the part follows other words.
+            before: other text before the part.
 
         Raises:
             Unreadable: the part cannot be read, or has a word that the vocabulary lacks.
@@ -244,7 +244,7 @@ class TargetReader:
         except UnicodeDecodeError as error:
             raise Unreadable("invalid_utf8", f"byte {error.start + 1} of {part} is not UTF-8") from None
         size = config.tgt_vocab_size
-        found = ids_in(text, self.format, self.tokenizer, size, is_inside=is_inside) if text else []
+        found = ids_in(text, self.format, self.tokenizer, size, before=before) if text else []
         if not self.whole and self.tokenizer is not None and self.format != "ids":
             # Whole outputs may come from any system. A prefix is text that the user wants in the output, and <unk> is not.
             unknown = self.tokenizer.unknown_id
@@ -274,12 +274,12 @@ class TargetReader:
 
 
 def ids_in(
-    text: str, format: InputFormat, tokenizer: TextTokenizer | None, size: int, *, is_inside: bool = False
+    text: str, format: InputFormat, tokenizer: TextTokenizer | None, size: int, *, before: str = ""
 ) -> list[int]:
     """The ids of a line of text, tokens or ids, of a vocabulary of `size`.
 
     Args:
-        is_inside: the line is text from the middle of a sentence.
+        before: other text before the line, which decides how a vocabulary splits text.
 
     Raises:
         Unreadable: the line is empty, or contains something that is not an id.
@@ -293,8 +293,7 @@ def ids_in(
         return [int(word) for word in words]
     assert tokenizer is not None
     try:
-        encode = tokenizer.encode_inside if is_inside else tokenizer.encode
-        ids = encode(text) if format == "text" else tokenizer.ids(text.split())
+        ids = tokenizer.encode_after(before, text) if format == "text" else tokenizer.ids(text.split())
     except PanicError as error:
         raise Unreadable("tokenizer_error", str(error)) from None
     except WordTooLong as error:

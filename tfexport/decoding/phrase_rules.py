@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.decoding.hypothesis import Ids, Source
-from tfexport.decoding.rules.bad_words import LastTokens, ban_last, has_banned, last_tokens
+from tfexport.decoding.rules.bad_words import LastTokens, has_banned, last_tokens
 from tfexport.runtimes.base import IntArray
 from tfexport.text.word_parts import kind_of
 
@@ -43,7 +43,7 @@ class Glued:
                 places.setdefault(index, []).append((phrase.ids, place))
         after: dict[Ids, IntArray] = {}
         before: dict[int, set[int]] = {}
-        for ids, text, _ in whole:
+        for ids, text, *_ in whole:
             here = places[ids[0]]
             if len(continuing) and kind_of(text[-1]) != "alone" and ids not in after:
                 needed = [
@@ -63,6 +63,45 @@ class Glued:
             allowed[[first for first, needed in self.before.items() if past[-1] not in needed]] = False
 
 
+@dataclass(frozen=True)
+class Forbidden:
+    """The forbidden phrases of a source.
+
+    Args:
+        anywhere: phrases that are banned after any token.
+        attached: phrases that are banned at the start of an output and after the tokens `separating`.
+    """
+
+    anywhere: LastTokens
+    attached: LastTokens
+    separating: frozenset[int]
+
+    @classmethod
+    def of(cls, source: Source) -> Forbidden | None:
+        """Those of a source; None if it has none."""
+        if not source.forbidden:
+            return None
+        kinds = [[one.ids for one in source.forbidden if one.is_attached == kind] for kind in (False, True)]
+        separating = source.word_parts.separating if source.word_parts is not None else frozenset()
+        return cls(last_tokens(kinds[0]), last_tokens(kinds[1]), separating)
+
+    def ban(self, allowed: NDArray[np.bool_], past: Sequence[int]) -> None:
+        """Clear in `allowed` [vocab], in place, the last tokens of phrases that `past` begins."""
+        longest = max((*self.anywhere, *self.attached), default=0)
+        end = tuple(past[max(0, len(past) - longest - 1) :])
+        for size, by_before in self.anywhere.items():
+            if size <= len(end) and (found := by_before.get(end[len(end) - size :])) is not None:
+                allowed[found] = False
+        for size, by_before in self.attached.items():
+            is_apart = size == len(past) or (size < len(past) and end[len(end) - size - 1] in self.separating)
+            if is_apart and (found := by_before.get(end[len(end) - size :])) is not None:
+                allowed[found] = False
+
+    def is_in(self, ids: Ids) -> bool:
+        """Whether `ids` contain a phrase."""
+        return has_banned(ids, self.anywhere) or has_banned(ids, self.attached, after=self.separating)
+
+
 class PhraseRules:
     """The tokens that the phrases of several sources ban; false if there are none.
 
@@ -72,9 +111,11 @@ class PhraseRules:
 
     def __init__(self, sources: Sequence[Source], vocabulary: int):
         # A glossary may forbid many phrases, in one tuple for all sources.
-        several = {id(source.forbidden): source.forbidden for source in sources}
-        known = {key: last_tokens(phrase.ids for phrase in forbidden) for key, forbidden in several.items()}
-        self._forbidden: list[LastTokens] = [known[id(source.forbidden)] for source in sources]
+        known: dict[int, Forbidden | None] = {}
+        for source in sources:
+            if id(source.forbidden) not in known:
+                known[id(source.forbidden)] = Forbidden.of(source)
+        self._forbidden = [known[id(source.forbidden)] for source in sources]
         self._glued = [Glued.of(source, vocabulary) for source in sources]
         self._has_any = any(self._forbidden) or any(self._glued)
 
@@ -87,11 +128,12 @@ class PhraseRules:
         Args:
             of_rows: the source of each row.
         """
-        ban_last(allowed, history, [self._forbidden[index] for index in of_rows])
         for row, index in enumerate(of_rows):
-            if (glued := self._glued[index]) is not None:
-                glued.ban(allowed[row], history[row].tolist())
+            for banned in (self._forbidden[index], self._glued[index]):
+                if banned is not None:
+                    banned.ban(allowed[row], history[row].tolist())
 
     def forbid(self, ids: Ids, index: int) -> bool:
         """Whether outputs of source `index` can never contain the ids of this required phrase."""
-        return has_banned(ids, self._forbidden[index])
+        forbidden = self._forbidden[index]
+        return forbidden is not None and forbidden.is_in(ids)

@@ -14,6 +14,7 @@ from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.request_options import InputFormat
 from tfexport.decoding.search import NEEDS_BEAM, instead_of_beam, require_beam
 from tfexport.errors import TfexportError
+from tfexport.text.word_parts import attached_to, before_inside, kind_of
 
 MOST_SHOWN = 60
 """The largest number of characters of a phrase in an error."""
@@ -162,9 +163,9 @@ class Terminology:
         length, most = sum(len(phrase.ids) for phrase in required), self.target.config.max_target_length
         if length > most:
             raise Unreadable("invalid_phrases", f"its phrases have {length} ids, the model writes at most {most}")
-        parts = (
-            tokenizer.word_parts if (tokenizer := self.target.tokenizer) and any(p.is_whole for p in required) else None
-        )
+        tokenizer, needs_parts = self.target.tokenizer, any(one.is_whole for one in required)
+        needs_parts = needs_parts or any(one.is_attached for one in forbidden)
+        parts = tokenizer.word_parts if tokenizer is not None and needs_parts else None
         return replace(source, required=tuple(required), forbidden=forbidden, word_parts=parts)
 
     @cached_property
@@ -174,11 +175,13 @@ class Terminology:
     def _phrases_that_can_be(self, texts: Iterable[str]) -> tuple[Phrase, ...]:
         return tuple(phrase for text in texts for phrase in self._forbidden(text))
 
-    def _phrase(self, raw: bytes, *, is_inside: bool = True) -> Phrase:
+    def _phrase(self, raw: bytes, before: str | None = None) -> Phrase:
+        """A phrase as inside a sentence, or after the text `before`."""
         text = " ".join(raw.decode("utf-8", "replace").split())
+        before = before_inside(text) if before is None else before
         called = f"the phrase {text[:MOST_SHOWN]!r}"
         try:
-            ids = tuple(self.target.ids(raw, called, is_inside=is_inside))
+            ids = tuple(self.target.ids(raw, called, before=before))
         except Unreadable as problem:
             if problem.status != "empty":  # an empty phrase does not make the line empty
                 raise
@@ -199,13 +202,17 @@ class Terminology:
         return phrase
 
     def _forbidden(self, text: str) -> tuple[Phrase, ...]:
-        """A phrase of the glossary as at the start of a sentence, and as inside a sentence if that differs. Empty if the
-        vocabulary cannot write the phrase, because then no output contains it.
+        """A phrase of the glossary as the vocabulary splits it after a space, at the start of a sentence, and directly after
+        another character. Empty if the vocabulary cannot write the phrase, because then no output contains it.
         """
         if text not in self._terms:
+            places = dict.fromkeys((before_inside(text), "a ", "", attached_to(text)))
             try:
-                both = [self._phrase(text.encode(), is_inside=is_inside) for is_inside in (True, False)]
-                self._terms[text] = tuple(dict.fromkeys(both))
+                found = [self._phrase(text.encode(), before) for before in places]
+                known = tuple(dict.fromkeys(found[:-1]))
+                if found[-1] not in known:
+                    known = (*known, found[-1]._replace(is_attached=kind_of(text[0]) == "run"))
+                self._terms[text] = known
             except Unreadable as problem:
                 if problem.status != "unknown_token":
                     raise

@@ -18,7 +18,7 @@ from tfexport.text.sentencepiece import Pieces
 from tfexport.text.spacy_words import spacy_tokenizer
 from tfexport.text.subword_nmt import SEPARATOR, Subwords, has_subwords
 from tfexport.text.tokenizer_parts import library_tokenizer, telling_of_panics
-from tfexport.text.word_parts import WordParts, kind_of, word_parts
+from tfexport.text.word_parts import WordParts, word_parts
 
 SPECIAL_NAMES = {
     "unk": ("<unk>", "[UNK]", "<UNK>"),
@@ -99,20 +99,21 @@ class TextTokenizer:
                 f"the text cannot be encoded: {error}. Give the vocabulary an unknown token."
             ) from error
 
-    def encode_inside(self, text: str) -> list[int]:
-        """The ids of text inside a sentence: `Ġdog`, while `dog` would be at its start. Text that starts with a punctuation
-        mark or symbol is encoded alone.
+    def encode_after(self, before: str, text: str) -> list[int]:
+        """The ids of text after other text: `Ġdog` after a word and a space, while `dog` would be at the start of a
+        sentence. If the vocabulary joins the two, the ids are those of `encode`.
+
+        Args:
+            before: such as `before_inside` returns; empty for the start of a sentence.
 
         Raises:
             TokenizerError, PanicError, WordTooLong: as `encode`.
         """
-        alone, kind = self.encode(text), kind_of(text[:1] or " ")
-        is_unspaced = kind == "alone" and text[0].isalnum()
-        if self._looks_words_up or not (is_unspaced or kind == "run"):
+        alone = self.encode(text)
+        if not before or self._looks_words_up:
             return alone
-        before = "." if is_unspaced else "a"
         with suppress(TokenizerError):  # a vocabulary that lacks `before`
-            first, both = self.encode(before), self.encode(f"{before}{text}" if is_unspaced else f"{before} {text}")
+            first, both = self.encode(before.rstrip()), self.encode(before + text)
             if len(both) > len(first) and both[: len(first)] == first:
                 return both[len(first) :]
         return alone

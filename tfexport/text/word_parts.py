@@ -29,6 +29,19 @@ def kind_of(character: str) -> Kind:
     return "alone" if not character.isascii() and unicodedata.name(character, "").startswith(_UNSPACED) else "run"
 
 
+def before_inside(text: str) -> str:
+    """Other text before `text`, as inside a sentence; empty for text that begins with a punctuation mark or symbol."""
+    kind = kind_of(text[:1] or " ")
+    if kind == "alone" and text[0].isalnum():
+        return "."  # of a script without spaces
+    return "a " if kind == "run" else ""
+
+
+def attached_to(text: str) -> str:
+    """Other text that `text` may directly follow: a punctuation mark before a word, otherwise a word."""
+    return "-" if kind_of(text[:1] or " ") == "run" else "a"
+
+
 @dataclass(frozen=True)
 class WordParts:
     """The tokens of a vocabulary that are parts of words, as its decoder writes them."""
@@ -37,6 +50,8 @@ class WordParts:
     """Ids whose letters or digits continue the word before, such as `ing` as opposed to `▁going`."""
     unfinished: tuple[int, ...] = ()
     """Ids whose word continues with the next token, such as `go@@`."""
+    separating: frozenset[int] = frozenset()
+    """Ids that end with a character that is in no word, such as `-`, or that are no text."""
 
     @cached_property
     def continuing_ids(self) -> NDArray[np.int64]:
@@ -64,8 +79,9 @@ def word_parts(decode: Decode, size: int) -> WordParts:
     word = next(words, None)
     if word is None:
         return WordParts()
+    separating = (index for index in ids if not alone[index] or kind_of(alone[index][-1]) == "alone")
     text = alone[word]
     after, before = decode([[word, index] for index in ids]), decode([[index, word] for index in ids])
     continuing = (index for index in ids if kind_of(after[index].removeprefix(text)[:1] or " ") in ("run", "mark"))
     unfinished = (index for index in ids if kind_of(before[index].removesuffix(text)[-1:] or " ") in ("run", "mark"))
-    return WordParts(tuple(continuing), tuple(unfinished))
+    return WordParts(tuple(continuing), tuple(unfinished), frozenset(separating))

@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tests.support.fakes import ScriptedRuntime, random_model, tiny_config
 from tfexport.decoding.glossary import Entry, Glossary, read_glossary
 from tfexport.decoding.hypothesis import Source
 from tfexport.decoding.line_reader import Piece, Reader, TargetReader
+from tfexport.decoding.phrase_rules import PhraseRules
 from tfexport.decoding.search import SearchOptions
 from tfexport.decoding.terminology import Terminology, phrases_in
 from tfexport.decoding.translate import Result, Writer, translate
@@ -142,6 +144,60 @@ def test_ids_are_copied_where_both_sides_have_one_vocabulary() -> None:
         Terminology(shared, keep=KEEP).require_format(format)  # type: ignore[arg-type]
     with pytest.raises(TfexportError, match="different vocabularies"):
         Terminology(TargetReader(CONFIG, VOCABULARY, "ids"), keep=KEEP).require_format("ids")
+
+
+def _of_bytes(*words: str) -> TextTokenizer:
+    """A vocabulary of bytes that puts a space before a text, as BART's and many others do."""
+    letters = [*dict.fromkeys("".join(words))]
+    steps = [(word[:end], word[end]) for word in words for end in range(1, len(word))]
+    tokens = ["</s>", *letters, *(a + b for a, b in steps if a + b not in letters)]
+    inner = Tokenizer(models.BPE({token: index for index, token in enumerate(dict.fromkeys(tokens))}, steps))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    inner.decoder = decoders.ByteLevel()
+    return TextTokenizer(inner)
+
+
+def _may_follow(tokenizer: TextTokenizer, forbidden: str, output: list[str]) -> bool:
+    """Whether the last token of an output may follow the others where a phrase is forbidden."""
+    config = tiny_config(tgt_vocab_size=tokenizer.size, pad_id=0, bos_id=0, eos_id=0)
+    glossary = Glossary.of([Entry("", forbidden, True, "")])
+    source = Terminology(TargetReader(config, tokenizer, "text"), glossary=glossary).applied(Source((1,)), [], [])
+    *past, last = tokenizer.ids(output)
+    allowed = np.ones((1, tokenizer.size), dtype=bool)
+    PhraseRules([source], tokenizer.size).ban(allowed, np.array([past], dtype=np.int64).reshape(1, -1), [0])
+    return bool(allowed[0, last])
+
+
+@pytest.mark.parametrize(
+    ("forbidden", "output", "is_allowed"),
+    [
+        ("over", ["Ġover"], False),
+        ("over", ["Ġa", "Ġover"], False),
+        ("over", ["over"], False),  # no tokenizer splits so, but a model may write it
+        ("over", ["Ġa", "-", "over"], False),
+        ("over", ["Ġa", "over"], True),  # a longer word
+        ("over", ["Ġa", "-", "Ġa"], True),
+        ("so", ["Ġa", "-", "s", "o"], False),
+        ("so", ["Ġa", "s", "o"], True),
+        (".", ["Ġover", "."], False),
+        (".", ["Ġ.", "."], False),
+        (".", ["Ġa", "Ġ."], False),
+        (".", ["Ġa", "-"], True),
+    ],
+)
+def test_forbidden_phrases_also_directly_after_other_text(forbidden: str, output: list[str], is_allowed: bool) -> None:
+    tokenizer = _of_bytes("Ġover", "over", "Ġa", "Ġ.", "-", "s", "o")
+    assert _may_follow(tokenizer, forbidden, output) == is_allowed
+
+
+def test_a_required_phrase_with_a_forbidden_one_in_it_is_impossible() -> None:
+    tokenizer = _of_bytes("Ġover", "over", "Ġa", "-")
+    config = tiny_config(tgt_vocab_size=tokenizer.size, pad_id=0, bos_id=0, eos_id=0)
+    glossary = Glossary.of([Entry("", "over", True, "")])
+    source = Terminology(TargetReader(config, tokenizer, "text"), glossary=glossary).applied(Source((1,)), [], [])
+    rules = PhraseRules([source], tokenizer.size)
+    found = [rules.forbid(tuple(tokenizer.ids(one)), 0) for one in (["Ġa", "-", "over"], ["Ġa", "over"])]
+    assert found == [True, False]
 
 
 def test_phrases_are_read_as_they_stand_inside_a_sentence() -> None:

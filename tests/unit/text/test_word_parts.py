@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tfexport.text.tokenizers import TextTokenizer, word_tokenizer
-from tfexport.text.word_parts import kind_of
+from tfexport.text.word_parts import before_inside, kind_of
 
 
 def vocabulary(*tokens: str) -> dict[str, int]:
@@ -83,4 +83,4 @@ def bpe(pre: pre_tokenizers.PreTokenizer, *words: str) -> TextTokenizer:
     ],
 )
 def test_text_inside_a_sentence(tokenizer: TextTokenizer, text: str, inside: list[str]) -> None:
-    assert tokenizer.tokens(tokenizer.encode_inside(text)) == inside
+    assert tokenizer.tokens(tokenizer.encode_after(before_inside(text), text)) == inside

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -64,21 +64,11 @@ def last_tokens(sequences: Iterable[Sequence[int]]) -> LastTokens:
     return {**found, **always}
 
 
-def ban_last(allowed: NDArray[np.bool_], history: IntArray, of_rows: Sequence[LastTokens]) -> None:
-    """`BadWords.ban` if each row has its own sequences, as `last_tokens` returns them."""
-    length = history.shape[1]
-    for row, by_size in enumerate(of_rows):
-        longest = max((size for size in by_size if size <= length), default=0)
-        past = tuple(history[row, length - longest :].tolist())
-        for size, by_before in by_size.items():
-            if size <= length and (found := by_before.get(past[longest - size :])) is not None:
-                allowed[row, found] = False
-
-
-def has_banned(ids: tuple[int, ...], sequences: LastTokens) -> bool:
-    """Whether `ids` contain one of the sequences."""
+def has_banned(ids: tuple[int, ...], sequences: LastTokens, after: Container[int] | None = None) -> bool:
+    """Whether `ids` contain one of the sequences, at their start or after one of the ids `after`; None for any id."""
     return any(
         ids[place + size] in by_before.get(ids[place : place + size], ())
         for size, by_before in sequences.items()
         for place in range(len(ids) - size)
+        if after is None or not place or ids[place - 1] in after
     )

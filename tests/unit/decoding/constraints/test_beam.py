@@ -259,7 +259,7 @@ def test_whole_phrases_are_no_parts_of_longer_words(beam: int) -> None:
             assert not (source is whole and is_glued)
             n_glued += is_glued
     assert n_glued > 3
-    signs = tuple(Phrase(ids, "+", is_whole=True) for ids, _, _ in required)
+    signs = tuple(Phrase(ids, "+", is_whole=True) for ids, *_ in required)
     assert Glued.of(Source((5,), required=signs, word_parts=parts), VOCAB) is None
 
 
