@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
-from tfexport.decoding.hypothesis import Ids, Source
+from tfexport.decoding.hypothesis import Phrase, Source
 from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.phrase_rules import PhraseRules
 from tfexport.decoding.rules.history import HistoryRule
@@ -179,19 +179,21 @@ class TokenRules:
         ends = impossible & (self.config.eos_id in banned)  # as in `drop_banned`
         return Argmax(np.where(ends, 0.0, best.logits), np.where(ends, self.config.eos_id, best.ids))
 
-    def possible(self, phrases: Iterable[Ids], index: int) -> list[Ids]:
-        """The required phrases of source `index` that its outputs can contain. A phrase that a rule excludes, given the
-        phrases before it, is left out.
+    def divided(self, phrases: Iterable[Phrase], index: int) -> tuple[list[Phrase], list[Phrase]]:
+        """The required phrases of source `index` that its outputs can contain, and those that a rule excludes, given the
+        phrases before them.
         """
-        kept: list[Ids] = []
+        possible: list[Phrase] = []
+        impossible: list[Phrase] = []
         never = {*self._common.banned[False, False], *self._end_ids}
         source = self._sources[index].ids
-        for ids in phrases:
-            if never.isdisjoint(ids) and not self._phrases.forbid(ids, index):
-                both = [*kept, ids]
-                if not any(rule.excludes(self._options, both, source) for rule in self._history_rules):
-                    kept = both
-        return kept
+        for phrase in phrases:
+            is_possible = never.isdisjoint(phrase.ids) and not self._phrases.forbid(phrase.ids, index)
+            if is_possible:
+                both = [one.ids for one in (*possible, phrase)]
+                is_possible = not any(rule.excludes(self._options, both, source) for rule in self._history_rules)
+            (possible if is_possible else impossible).append(phrase)
+        return possible, impossible
 
     def banned_ahead(self, length: int, sentences: IntArray, steps: int) -> tuple[tuple[int, ...], ...] | None:
         """The banned ids of all rows for token `length` and the following ones, `steps` in all. None if these steps need

@@ -23,7 +23,7 @@ from tfexport.decoding.attention_trace import AttentionTrace
 from tfexport.decoding.beam import BeamBatch, rank_continuations
 from tfexport.decoding.constraints.banks import allocated
 from tfexport.decoding.constraints.states import ConstraintState, first_state, missing_phrases
-from tfexport.decoding.hypothesis import Hypothesis, Phrase
+from tfexport.decoding.hypothesis import Hypothesis, Ids, Phrase
 from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.token_rules import LogProbs, TokenRules
 from tfexport.runtimes.base import Argmax, Best, Continuations, IntArray, Told
@@ -50,25 +50,26 @@ class ConstrainedBeamBatch(BeamBatch):
         phrases: Sequence[Sequence[Phrase]],
     ):
         super().__init__(rules, limits, options, trace)
-        self._phrases = phrases
-        self._lacks: set[int] = set()
+        divided = [self._rules.divided(required, index) for index, required in enumerate(phrases)]
+        self._possible, self._impossible = [one for one, _ in divided], [one for _, one in divided]
+        self._lacks = {index for index, impossible in enumerate(self._impossible) if impossible}
         """The sources whose hypotheses may lack phrases."""
         self._states = [[self._first_state(index)] * options.beam for index in range(len(phrases))]
         """The states of the live hypotheses of each source."""
 
     def _first_state(self, index: int) -> ConstraintState:
-        possible = self._rules.possible((phrase.ids for phrase in self._phrases[index]), index)
-        if len(possible) < len(self._phrases[index]):
-            self._lacks.add(index)
-        return first_state(possible, self._options.constraint_order)
+        return first_state([phrase.ids for phrase in self._possible[index]], self._options.constraint_order)
 
     def outputs(self, indices: IntArray) -> list[list[Hypothesis]]:
         found = super().outputs(indices)
         for place, index in enumerate(indices.tolist()):
             if index in self._lacks:
-                required, order = self._phrases[index], self._options.constraint_order
-                found[place] = [replace(one, missing=missing_phrases(one.ids, required, order)) for one in found[place]]
+                found[place] = [replace(one, missing=self._missing(one.ids, index)) for one in found[place]]
         return found
+
+    def _missing(self, ids: Ids, index: int) -> tuple[Phrase, ...]:
+        order = self._options.constraint_order
+        return (*missing_phrases(ids, self._possible[index], order), *self._impossible[index])
 
     def _best_live(self, found: Continuations) -> LogProbs:
         # The first hypothesis is that of the fullest bank.

@@ -1,6 +1,6 @@
 """Automata that track the required phrases of a hypothesis.
 
-A state never changes, and all hypotheses of a sentence share the states. The bank of a hypothesis is the number of phrase
+A state never changes, so the hypotheses of a sentence share states. The bank of a hypothesis is the number of phrase
 tokens that it has generated. A token that interrupts a phrase loses the phrase's tokens so far.
 
 Both automata are those of fairseq 0.12 (`token_generation_constraints.py`), including their limitation: a token that
@@ -20,6 +20,8 @@ from tfexport.decoding.options import ConstraintOrder
 _OTHER = -1
 """Represents every token that is in no phrase: all of them have the same effect."""
 _ROOT = 0
+MOST_STATES = 4096
+"""States of a sentence that are kept for reuse, at most. A state has two numbers for each token of the phrases."""
 
 
 class ConstraintState:
@@ -28,13 +30,17 @@ class ConstraintState:
     Attributes:
         bank: the number of phrase tokens that count as generated.
         met: whether the output has all phrases.
-        next_tokens: the sorted tokens that begin or continue a phrase.
     """
 
-    def __init__(self, bank: int, met: bool, next_tokens: set[int], alphabet: frozenset[int]):
-        self.bank, self.met, self.next_tokens = bank, met, sorted(next_tokens)
+    def __init__(self, bank: int, met: bool, alphabet: frozenset[int]):
+        self.bank, self.met = bank, met
         self._alphabet = alphabet
         self._following: dict[int, ConstraintState] = {}
+
+    @property
+    def next_tokens(self) -> list[int]:
+        """The sorted tokens that begin or continue a phrase."""
+        raise NotImplementedError
 
     def advance(self, token: int) -> ConstraintState:
         """The state after one more token."""
@@ -63,10 +69,13 @@ class _OrderedState(ConstraintState):
 
     def __init__(self, chained: Ids, ends: frozenset[int], bank: int, alphabet: frozenset[int]):
         self._chained, self._ends = chained, ends
-        met = bank == len(chained)
-        following = {*chained[bank : bank + 1], *(chained[:1] if bank > 1 else ())}
-        super().__init__(bank, met, following, alphabet)
+        super().__init__(bank, bank == len(chained), alphabet)
         self._states: list[_OrderedState] = []
+
+    @property
+    def next_tokens(self) -> list[int]:
+        following, begins = self._chained[self.bank : self.bank + 1], self._chained[:1] if self.bank > 1 else ()
+        return sorted({*following, *begins})
 
     @classmethod
     def first(cls, phrases: Sequence[Ids], alphabet: frozenset[int]) -> _OrderedState:
@@ -129,6 +138,8 @@ class _Trie:
         key = node, tuple(generated), tuple(completed)
         found = self._states.get(key)
         if found is None:
+            if len(self._states) >= MOST_STATES:
+                self._states.clear()
             found = self._states[key] = _UnorderedState(self, *key)
         return found
 
@@ -145,8 +156,11 @@ class _UnorderedState(ConstraintState):
     def __init__(self, trie: _Trie, node: int, generated: Counts, completed: Counts):
         self._trie, self._node, self._generated, self._completed = trie, node, generated, completed
         n_met = sum(completed) + self._may_complete(node, completed)
-        following = {*trie.children[_ROOT], *trie.children[node]}
-        super().__init__(sum(generated), n_met == trie.n_phrases, following, trie.alphabet)
+        super().__init__(sum(generated), n_met == trie.n_phrases, trie.alphabet)
+
+    @property
+    def next_tokens(self) -> list[int]:
+        return sorted({*self._trie.children[_ROOT], *self._trie.children[self._node]})
 
     def _may_complete(self, node: int, completed: Counts) -> bool:
         return completed[node] < self._trie.ending[node]

@@ -10,6 +10,7 @@ import pytest
 from tests.support.constrained import has_all
 from tests.support.fakes import EOS, Ids, Model, ScriptedRuntime, constant_model, echo_model, random_model, tiny_config
 from tfexport.decoding.hypothesis import Phrase, Source
+from tfexport.decoding.options import ConstraintOrder
 from tfexport.decoding.phrase_rules import Glued, PhraseRules
 from tfexport.decoding.profiles import ProfileName
 from tfexport.decoding.search import Hypothesis, SearchOptions, search
@@ -124,6 +125,7 @@ def test_phrases_that_a_rule_forbids_are_told() -> None:
         (phrases((6,), (7, 9)), phrases((7, 9)), {"end_tokens": (9,)}),
         (phrases((7, 8), (6,), (7, 8)), phrases((7, 8)), {"no_repeat_ngram": 2}),
         (phrases((6,), (7, 8, 7)), phrases((7, 8, 7)), {"no_repeat_ngram": 1}),
+        (phrases((7, 8, 7), (6,), (9,)), phrases((7, 8, 7)), {"no_repeat_ngram": 1}),
         (phrases((6,), (7, 8)), phrases((7, 8)), {"encoder_no_repeat_ngram": 2}),
     ],
 )
@@ -131,10 +133,12 @@ def test_phrases_that_can_never_come_are_left_out(
     required: tuple[Phrase, ...], missing: tuple[Phrase, ...], given: dict[str, Any]
 ) -> None:
     source = Source((5, 7, 8), required=required)
-    [[best]] = run(ends_now_and_then(1), [source], beam=4, max_length=50, **given)
-    assert best.missing == missing
-    assert best.finished
-    assert len(best.ids) < 30
+    orders: tuple[ConstraintOrder, ...] = ("unordered", "ordered")
+    for order in orders:
+        [[best]] = run(ends_now_and_then(1), [source], beam=4, max_length=50, constraint_order=order, **given)
+        assert best.missing == missing
+        assert best.finished
+        assert len(best.ids) < 30
 
 
 def test_a_phrase_may_have_hundreds_of_tokens() -> None:

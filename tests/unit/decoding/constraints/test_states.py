@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from itertools import product
 
 import pytest
 
 from tests.support.constrained import has_all
+from tfexport.decoding.constraints import states
 from tfexport.decoding.constraints.states import ConstraintState, first_state, missing_phrases
 from tfexport.decoding.hypothesis import Ids, Phrase
 from tfexport.decoding.options import ConstraintOrder
@@ -107,3 +110,18 @@ def test_missing_phrases() -> None:
     assert missing_phrases((2, 1), [a, b], "ordered") == (b,)
     assert missing_phrases((2, 1), [a, b], "unordered") == ()
     assert missing_phrases((), [a, a], "unordered") == (a, a)
+
+
+def test_states_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "MOST_STATES", 50)
+    phrases: list[Ids] = [(token,) for token in range(30)]
+    first = first_state(phrases, "unordered")
+    living: list[weakref.ref[ConstraintState]] = []
+    state = first
+    for token in range(30):
+        living += [weakref.ref(state.advance(other)) for other in range(30)]
+        state = state.advance(token)
+    del first
+    assert (state.bank, state.met) == (30, True)
+    gc.collect()
+    assert sum(one() is not None for one in living) < 90
