@@ -117,12 +117,13 @@ class AsyncTranslation(ScheduledModel):
         found = await _written(results, writer)
         return found[0] if isinstance(texts, str) else found
 
-    @with_keywords(DocumentOptions, SearchOptions, AlignmentOptions)
+    @with_keywords(DocumentOptions, SearchOptions, AlignmentOptions, KeepOptions)
     async def translate_documents_async(
         self,
         texts: Iterable[str],
         *,
         shortlist: Shortlist | None = None,
+        glossary: Glossary | Mapping[str, str] | None = None,
         bulk: bool = False,
         timeout: float | None = None,
         **options: Any,
@@ -132,8 +133,9 @@ class AsyncTranslation(ScheduledModel):
         Without graphs that return attention, each part of a text between two tags is translated separately.
         """
         asked, given = document_options(options)
+        terms, others = self._lines.terms(given, glossary, None)
         is_aligned = asked.markup is not None and self.tells_attention
-        search, reader, writer = self._known(False, shortlist, "text", {**given, "attention": is_aligned})
+        search, reader, writer = self._known(False, shortlist, "text", {**others, "attention": is_aligned}, terms)
         maker = DocumentMaker.of(reader, self._runtime.capacity, asked, is_aligned=is_aligned)
         sources = texts_of(texts)
         is_long = sum(map(len, sources)) > (APART_HERE if asked.markup else READ_HERE)

@@ -116,6 +116,7 @@ class LineDecoder:
         self,
         texts: Iterable[str],
         shortlist: Shortlist | None,
+        glossary: Glossary | Mapping[str, str] | None,
         batch_size: int,
         workers: int,
         given: Mapping[str, Any],
@@ -123,9 +124,11 @@ class LineDecoder:
         """The results of texts of many sentences; see `decoder`."""
         asked, given = document_options(given)
         batches, others = self._batches(batch_size, workers, given)
-        alignments, options = self.search_of(False, shortlist, others)
+        terms, others = self.terms(others, glossary, None)
+        alignments, options = self.search_of(False, shortlist, others, terms)
         reader, writer = with_alignments(alignments, Reader.of(self.bundle, "text"), Writer.of(self.bundle, "text"))
-        reader = replace(reader, tells_tokens=options.attention)
+        ready = None if terms is None else terms.ready("text", options)
+        reader = replace(reader, tells_tokens=options.attention, terms=ready)
         maker = DocumentMaker.of(reader, self.runtime.capacity, asked)
         window = window_size(batches["batch_size"], batches["workers"])
 

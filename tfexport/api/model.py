@@ -219,6 +219,7 @@ class Model(AsyncTranslation):
         texts: str,
         *,
         shortlist: Shortlist | None = None,
+        glossary: Glossary | Mapping[str, str] | None = None,
         batch_size: int = 32,
         workers: int = 1,
         **options: Any,
@@ -229,16 +230,18 @@ class Model(AsyncTranslation):
         texts: Iterable[str],
         *,
         shortlist: Shortlist | None = None,
+        glossary: Glossary | Mapping[str, str] | None = None,
         batch_size: int = 32,
         workers: int = 1,
         **options: Any,
     ) -> list[DocumentTranslation]: ...
-    @with_keywords(DocumentOptions, SearchOptions, AlignmentOptions, BatchLimits)
+    @with_keywords(DocumentOptions, SearchOptions, AlignmentOptions, KeepOptions, BatchLimits)
     def translate_document(
         self,
         texts: str | Iterable[str],
         *,
         shortlist: Shortlist | None = None,
+        glossary: Glossary | Mapping[str, str] | None = None,
         batch_size: int = 32,
         workers: int = 1,
         **options: Any,
@@ -248,6 +251,7 @@ class Model(AsyncTranslation):
         Args:
             texts: a text, or several, which share batches.
             shortlist: as in `translate`.
+            glossary: as in `translate`.
             batch_size: as in `translate`.
             workers: as in `translate`.
             options: `split` (sentences by default), `language` and `markup`, as flags of `tfexport decode`; and those of
@@ -258,7 +262,7 @@ class Model(AsyncTranslation):
             TfexportError: as in `translate`. A sentence that cannot be translated does not raise: it stays unchanged, and
                 its status has the reason.
         """
-        found = list(self._lines.documents(texts_of(texts), shortlist, batch_size, workers, options))
+        found = list(self._lines.documents(texts_of(texts), shortlist, glossary, batch_size, workers, options))
         return found[0] if isinstance(texts, str) else found
 
     @with_keywords(SearchOptions, AlignmentOptions, BatchLimits)

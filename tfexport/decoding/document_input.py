@@ -36,7 +36,7 @@ def units_of(lines: Lines, maker: DocumentMaker, column: str | None, *, is_whole
         return iter([_whole(lines, maker)])
     if column is None:
         return (_line(line, number, maker) for number, line in enumerate(lines, start=1))
-    if re.fullmatch("[0-9]+", column):
+    if re.fullmatch("[0-9]{1,9}", column):
         if int(column) < 1:
             raise TfexportError("columns are counted from 1. Give --column 1 for the first.")
         cells = enumerate(lines, start=1)

@@ -66,6 +66,7 @@ class DocumentMaker:
             fits=self._fits,
             markup=self.options.markup,
             is_aligned=self.is_aligned,
+            keep=self.reader.terms.keep if self.reader.terms else None,
         )
 
     def _fits(self, text: str) -> bool:

@@ -160,7 +160,7 @@ def read_glossary(path: Path, format: InputFormat, case: GlossaryCase = "exact")
     try:
         with open_regular(path) as file:
             glossary = Glossary.of(_entries(Lines(file, str(path)), path), format, case)
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise TfexportError(f"cannot read the glossary {path}: {error}. Give a UTF-8 text file.") from error
     if not glossary.terms and not glossary.everywhere:
         raise TfexportError(f"{path} is empty. Give a glossary: a source phrase, a tab and a target phrase a line.")
@@ -172,7 +172,12 @@ def _entries(lines: Iterable[bytes], path: Path) -> Iterator[Entry]:
     for number, line in enumerate(lines, start=1):
         if len(line) > LONGEST_LINE:
             raise TfexportError(f"line {number} of {path} has more than {LONGEST_LINE:,} bytes. Correct it.")
-        columns: Sequence[str] = [column.strip() for column in line.decode("utf-8").split("\t")]
+        try:
+            columns: Sequence[str] = [column.strip() for column in line.decode("utf-8").split("\t")]
+        except UnicodeDecodeError as error:
+            raise TfexportError(
+                f"line {number} of {path} is not UTF-8, from byte {error.start + 1} on. Convert the file."
+            ) from error
         if columns == [""]:
             continue
         source, target, kind = (*columns, "", "")[:3]

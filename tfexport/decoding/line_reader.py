@@ -76,6 +76,11 @@ class LineTerms(Protocol):
     """Reads the phrases of lines; see `terminology.Terminology`."""
 
     @property
+    def keep(self) -> tuple[str, str] | None:
+        """The marks before and after text that is copied."""
+        ...
+
+    @property
     def most_bytes(self) -> int:
         """The largest number of bytes of the phrases that are read in addition to the lines, if known."""
         ...

@@ -17,7 +17,7 @@ from tfexport.documents.marks import collapsed, nodes_of
 from tfexport.documents.options import Markup, Split
 from tfexport.documents.placing import Aligned, Node, place_all, rendered, units
 from tfexport.documents.runs import Run
-from tfexport.documents.splitting import Span, has_words, pieces, sentence_spans, trimmed
+from tfexport.documents.splitting import Span, as_words, has_words, pieces, sentence_spans, spans_between, trimmed
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,7 @@ def document(
     fits: Callable[[str], bool],
     markup: Markup | None = None,
     is_aligned: bool = True,
+    keep: tuple[str, str] | None = None,
 ) -> Document:
     """Split a text into segments.
 
@@ -98,6 +99,7 @@ def document(
         language: code of the text's language.
         fits: function that returns whether a text is short enough for the model.
         is_aligned: whether translations will be aligned, so that segments may contain tags; otherwise tags end segments.
+        keep: the marks before and after text that is copied. No segment ends between them.
 
     Raises:
         RuntimeUnavailable: a required library is not installed.
@@ -106,14 +108,16 @@ def document(
     places: list[_Place] = []
     is_piece: list[bool] = []
     for run in _runs(source, markup):
-        shape = run.shape
+        kept = spans_between(run.text, keep) if keep else []
+        shape = as_words(run.shape, kept)
+        whole = sorted([*run.atoms, *kept])
         last = -1
         for start, end in _spans(run, shape, parts, language, is_aligned):
 
             def reads(first: int, to: int, run: Run = run) -> bool:
                 return fits(_model_text(_Place(run, first, to, False)))
 
-            found = pieces(shape, start, end, reads, run.atoms)
+            found = pieces(shape, start, end, reads, whole)
             for first, to in found:
                 if run.marks and not has_words(_without_atoms(run, first, to)):
                     continue

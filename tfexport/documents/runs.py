@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tfexport.documents.splitting import as_words
+
 Kind = Literal["open", "close", "point", "atom"]
 
 DEEPEST = 100
@@ -64,11 +66,7 @@ class Run:
     @property
     def shape(self) -> str:
         """The text with letters in place of unchanged parts, so that no sentence ends there."""
-        parts, done = [], 0
-        for start, end in self.atoms:
-            parts += [self.text[done:start], "x" * (end - start)]
-            done = end
-        return "".join([*parts, self.text[done:]]) if parts else self.text
+        return as_words(self.text, self.atoms)
 
     def within(self, start: int, end: int) -> list[int]:
         """Indices of the marks that touch `[start, end]`."""

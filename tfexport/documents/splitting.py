@@ -42,6 +42,21 @@ def has_words(text: str) -> bool:
     return any(letter.isalnum() for letter in text)
 
 
+def spans_between(text: str, marks: tuple[str, str]) -> list[Span]:
+    """The parts of a text from an opening mark to its closing mark, with both. A mark without the other one is text."""
+    opens, closes = map(re.escape, marks)
+    return [found.span() for found in re.finditer(f"{opens}.*?{closes}", text, re.DOTALL)]
+
+
+def as_words(text: str, spans: Sequence[Span]) -> str:
+    """A text with letters in place of some parts, so that no sentence ends there."""
+    parts, done = [], 0
+    for start, end in spans:
+        parts += [text[done:start], "x" * (end - start)]
+        done = end
+    return "".join([*parts, text[done:]]) if parts else text
+
+
 def sentence_spans(text: str, split: Split, language: str | None) -> list[Span]:
     """The sentences of a text, or its lines, without the white space around them.
 

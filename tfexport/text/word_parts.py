@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "BOPOMOFO", "TIBETAN")
 """Unicode names of scripts without spaces between words. Each of their letters is a word."""
 
+_ZERO_WIDTH_SPACE = "\u200b"
+
 Kind = Literal["space", "mark", "run", "alone"]
 
 
@@ -22,7 +24,8 @@ def kind_of(character: str) -> Kind:
     """The role of a character: white space, a mark on the character before, part of a run, or a word of its own."""
     if character.isspace():
         return "space"
-    if unicodedata.category(character)[0] == "M":
+    category = unicodedata.category(character)
+    if category[0] == "M" or (category == "Cf" and character != _ZERO_WIDTH_SPACE):  # such as a soft hyphen
         return "mark"
     if not (character.isalnum() or character == "_"):
         return "alone"

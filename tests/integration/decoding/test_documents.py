@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from pathlib import Path
@@ -82,6 +83,22 @@ def test_what_cannot_be_used_is_refused(model: tfexport.Model) -> None:
     assert model.translate_document("de5 \ud800").status == "invalid_utf8"
 
 
+def test_terms_of_documents(model: tfexport.Model) -> None:
+    search: dict[str, Any] = {"glossary": {"de9": "wört7 wört8"}, "beam": 4, "max_length": 12}
+    found = model.translate_document("de5 de9. de7!", **search)
+    assert [one.translation.text for one in found.sentences] == [
+        one.text for one in model.translate(["de5 de9.", "de7!"], **search)
+    ]
+    assert "wört7 wört8" in found.text
+    asynchronous = asyncio.run(model.translate_documents_async(["de5 de9. de7!"], **search))
+    assert [one.text for one in asynchronous] == [found.text]
+
+
+def test_marked_text_is_not_split(model: tfexport.Model) -> None:
+    found = model.translate_document("Er ist bei ⟦Ja! Nein. So⟧ heute. Er geht.", keep_between="⟦ ⟧", beam=2)
+    assert [one.source for one in found.sentences] == ["Er ist bei ⟦Ja! Nein. So⟧ heute.", "Er geht."]
+
+
 @pytest.mark.parametrize("replace_unk", [False, True])
 def test_markup_goes_with_words(aligned: tfexport.Model, replace_unk: bool) -> None:
     html = "<p>de5 <b>de9 <i>de7</i></b> nothing <code>x y</code> de4.</p><ul><li>de6 <img src=a> <a href='?b'>de8</a></ul>"
@@ -143,6 +160,7 @@ def test_columns(run: Run, tiny_bundle: Path, model: tfexport.Model) -> None:
     assert (record["sentences"][0]["start"], record["sentences"][0]["end"]) == (2, 9)
     assert "no column is called 'x'" in run(*flags, "x", stdin=b"id\ttext\n").stderr
     assert "counted from 1" in run(*flags, "0", stdin=b"a\n").stderr
+    assert "no column is called '999" in run(*flags, "9" * 5000, stdin=b"id\ttext\n").stderr
 
 
 def test_whole_documents(run: Run, aligned_bundle: Path, tmp_path: Path) -> None:

@@ -129,8 +129,8 @@ def test_classes_are_those_of_the_api(client: TestClient, worded: Path) -> None:
         (
             "translate",
             {"text": ["de5"], "constraints": [[], []]},
-            400,
-            "there are more lines of the phrases than of the input",
+            422,
+            "there are 1 sentences and 2 lists of constraints",
         ),
         ("translate", {"ids": [[5, 3]], "constraints": [["wört5"]]}, 422, "constraints go with text"),
         (

@@ -79,7 +79,7 @@ def test_forbidden_phrases_are_of_a_phrase_or_of_all(tmp_path: Path) -> None:
         ("a\tb\tforbiden\n", "line 1 is not a line"),
         ("a\tb\tforbidden\tx\n", "line 1 is not a line"),
         ("a\tb\na\tc\n", "'a' stands for 'b' and for 'c'"),
-        (b"\xff\tb\n", "UTF-8"),
+        (b"a\tb\nc \xff\tb\n", "line 2 of .* is not UTF-8, from byte 3 on"),
     ],
 )
 def test_lines_that_are_none_of_a_glossary_are_named(tmp_path: Path, content: str | bytes, error: str) -> None:

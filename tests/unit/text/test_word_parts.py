@@ -52,7 +52,14 @@ def test_words_have_no_parts() -> None:
 
 @pytest.mark.parametrize(
     ("characters", "kind"),
-    [("aZ9_éß一२Ж", "run"), (" \t\u3000", "space"), (".-+&%", "alone"), ("京あカก", "alone"), ("\u0301\u093f", "mark")],
+    [
+        ("aZ9_éß一२Ж", "run"),
+        (" \t\u3000", "space"),
+        (".-+&%", "alone"),
+        ("京あカก", "alone"),
+        ("\u0301\u093f\u00ad\u200d", "mark"),
+        ("\u200b", "alone"),
+    ],
 )
 def test_kinds_of_characters(characters: str, kind: str) -> None:
     wanted = ["alone" if character == "一" else kind for character in characters]

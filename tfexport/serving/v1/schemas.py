@@ -187,6 +187,8 @@ class TranslateRequest(Addressed, SearchRequest):  # type: ignore[valid-type, mi
             raise ValueError("constraints go with text")
         if any(isinstance(one, str) != isinstance(self.text, str) for one in phrases):
             raise ValueError("constraints are a list of phrases for one sentence, and a list of such lists for several")
+        if isinstance(self.text, list) and len(phrases) != len(self.text):
+            raise ValueError(f"there are {len(self.text)} sentences and {len(phrases)} lists of constraints")
 
     @property
     def phrases(self) -> list[str]:
