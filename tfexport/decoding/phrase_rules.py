@@ -129,9 +129,10 @@ class PhraseRules:
             of_rows: the source of each row.
         """
         for row, index in enumerate(of_rows):
-            for banned in (self._forbidden[index], self._glued[index]):
-                if banned is not None:
-                    banned.ban(allowed[row], history[row].tolist())
+            rules = [rule for rule in (self._forbidden[index], self._glued[index]) if rule is not None]
+            past = history[row].tolist() if rules else []
+            for rule in rules:
+                rule.ban(allowed[row], past)
 
     def forbid(self, ids: Ids, index: int) -> bool:
         """Whether outputs of source `index` can never contain the ids of this required phrase."""
