@@ -12,6 +12,8 @@ from typing import Any
 from tfexport.errors import TfexportError
 from tfexport.option import checked, declared
 
+_NULLS = ("NAType", "NaTType")
+"""Types of `pandas.NA` and `pandas.NaT`."""
 Kind = Any
 """Of values in a column: `str`, `int`, `float`, or a list of one mapping from names to kinds, for lists of records."""
 
@@ -155,11 +157,17 @@ def marked_row(value: object) -> Row | None:
         return value
     if isinstance(value, tuple):
         return next((row for row in map(marked_row, value) if row is not None), None)
-    if value is None or (isinstance(value, float) and value != value):  # pandas writes NaN for null
+    if _is_null(value):
         return Row("null", "there is no text")
     if not isinstance(value, str | bytes):
         return Row("not_text", f"the text is of type {type(value).__name__}")
     return None
+
+
+def _is_null(value: object) -> bool:
+    """Whether a value is what stands for none in a batch: None, and what pandas has for it."""
+    # By their names: pandas need not be installed, and `NA == NA` is neither true nor false.
+    return value is None or (isinstance(value, float) and value != value) or type(value).__name__ in _NULLS
 
 
 def _with_columns(

@@ -54,6 +54,17 @@ def test_data_frames(translator: Translator, wanted: list[str]) -> None:
     assert "input_text" in found
 
 
+@pytest.mark.parametrize("kind", ["object", "string", "category", "Int64", "datetime64[ns]"])
+def test_null_of_data_frames(translator: Translator, wanted: list[str], kind: str) -> None:
+    pandas = pytest.importorskip("pandas")
+    has_text = kind in ("object", "string", "category")
+    column = pandas.Series([LINES[0] if has_text else None, None], dtype=kind)
+    found = translator(pandas.DataFrame({"de": column}))
+    assert found["text"].tolist() == [wanted[0] if has_text else "", ""]
+    assert found["status"].tolist()[1] == "null"
+    assert (found["status"].tolist()[0] == "null") is not has_text
+
+
 def test_bad_rows_are_marked_and_the_others_decoded(translator: Translator, wanted: list[str]) -> None:
     bad = [None, 3, b"\xff", "", "de4 " * 100_000, "\ud800", float("nan")]
     rows = list(translator.rows([*LINES[:20], *bad, *LINES[20:]]))

@@ -58,6 +58,19 @@ def test_rows_are_read_as_they_are_also_the_first() -> None:
     assert list(marked) == [2]
 
 
+def test_what_pandas_has_for_none_is_null() -> None:
+    class NAType:
+        def __eq__(self, other: object) -> Any:
+            return self
+
+        def __bool__(self) -> bool:
+            raise TypeError("boolean value of NA is ambiguous")
+
+    class NaTType: ...
+
+    assert statuses([NAType(), NaTType(), float("nan"), ("a", NAType()), 0.5]) == [*["null"] * 4, "not_text"]
+
+
 def test_texts_of_json_lines() -> None:
     table = lines(b'{"t": "a"}\n', b'{"t": null}', b'{"t": 3}', b"{}", b"[1]", b"{", b'{"t": "\xff"}', b"[" * 9999)
     found = texts(table, "jsonl", ["t"])
