@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -98,14 +97,14 @@ class RowFunction(ABC):
         for column in self.reads:
             if column not in names:
                 raise TfexportError(f"there is no column {column!r}. Name another: there are {', '.join(names)}.")
-        values = joined([_listed(batch[column]) for column in self.reads])
+        values = joined([values_of(batch[column]) for column in self.reads])
         added = self.columns(list(self.rows(values, self._place(values))))
         kept = {name: clear_of(name, (*added, *names)) if name in added else name for name in names}
         return _with_columns(batch, kept, added, self.added)
 
     def _place(self, values: Sequence[object]) -> str:
-        """A name for values whose place in a corpus is not known."""
-        return hashlib.blake2b(repr(values).encode("utf-8", "surrogatepass")).hexdigest()
+        """A name for values whose place in a corpus is not known; an empty one where rows depend on no place."""
+        return ""
 
 
 def _made(kind: Any, bundle: Any, options: Mapping[str, Any]) -> Any:
@@ -126,8 +125,20 @@ def joined(columns: Sequence[Sequence[object]]) -> list[object]:
     return [next((one for one in row if isinstance(one, Row)), row) for row in zip(*columns, strict=True)]
 
 
-def _listed(column: Any) -> list[object]:
-    return list(column.to_pylist() if hasattr(column, "to_pylist") else column)
+def values_of(column: Any) -> list[object]:
+    """The values of a column of a batch. Strings of PyArrow come as bytes: where a damaged file has some that are not UTF-8,
+    their rows are marked, and the others computed."""
+    if not hasattr(column, "to_pylist"):
+        return list(column)
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if pa.types.is_null(column.type):
+        return [None] * len(column)
+    # Each kind of strings has its own kind of bytes.
+    kinds = {pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view(), pa.string(): pa.binary()}
+    return list(column.cast(kinds.get(column.type, column.type)).to_pylist())
 
 
 def clear_of(name: str, taken: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from tfexport.scale.options import CorpusFormat
-from tfexport.scale.row_function import Kind, Row, RowFunction, arrow_type, clear_of, joined
+from tfexport.scale.row_function import Kind, Row, RowFunction, arrow_type, clear_of, joined, values_of
 from tfexport.scale.shards import RAW, Shard
 from tfexport.system.json_text import json_text
 
@@ -22,7 +22,7 @@ WHOLE = "input_json"
 def texts(table: pa.Table, format: CorpusFormat, columns: Sequence[str]) -> list[object]:
     """The texts of a shard as a `RowFunction` takes them; a `Row` for one that cannot be had."""
     if format == "parquet":
-        return joined([_column(table, column) for column in columns])
+        return joined([values_of(table[column]) for column in columns])
     raw: list[bytes] = table[RAW].to_pylist()
     if format == "jsonl":
         return [_json_texts(line, columns) for line in raw]
@@ -34,17 +34,6 @@ def _split(line: bytes, columns: int) -> object:
     if len(found) == columns:
         return found
     return Row("not_text", f"the line has {len(found)} columns between tabs, not {columns}")
-
-
-def _column(table: pa.Table, name: str) -> list[object]:
-    found = table[name]
-    if pa.types.is_dictionary(found.type):
-        found = found.cast(found.type.value_type)
-    if pa.types.is_null(found.type):
-        return [None] * len(found)
-    # As bytes: damaged files have strings that are not UTF-8. Each kind of strings has its own kind of bytes.
-    kinds = {pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view(), pa.string(): pa.binary()}
-    return list(found.cast(kinds.get(found.type, found.type)).to_pylist())
 
 
 def _stripped(line: bytes) -> bytes:

@@ -120,7 +120,11 @@ class Translator(RowFunction):
         return self._lines.decoder(False, None, self._batches.batch_size, 1, given, _row, window=window)
 
     def _place(self, values: Sequence[object]) -> str:
-        return super()._place(values) if self._options.samples else ""
+        if not self._options.samples:
+            return ""
+        # The same text is the same place, as strings and as bytes: each kind of batch draws the same samples.
+        text = [one.decode("utf-8", "surrogateescape") if isinstance(one, bytes) else one for one in values]
+        return hashlib.blake2b(repr(text).encode("utf-8", "surrogatepass")).hexdigest()
 
     def _values(self, row: Row) -> Mapping[str, Any]:
         best = {"text": row.found[0].text, "score": row.found[0].score} if row.found else {"text": ""}

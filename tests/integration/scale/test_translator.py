@@ -46,6 +46,24 @@ def test_tables(translator: Translator, wanted: list[str]) -> None:
     assert found["text"].to_pylist() == wanted
 
 
+@pytest.mark.parametrize("kind", ["string", "large_string", "string_view", "dictionary"])
+def test_strings_of_tables_that_are_not_utf8_are_marked(translator: Translator, wanted: list[str], kind: str) -> None:
+    pa = pytest.importorskip("pyarrow")
+    given = [LINES[0].encode(), b"de4 \xff", None, LINES[1].encode()]
+    damaged = pa.array(given, pa.binary()).view(pa.string())
+    if kind == "dictionary":
+        damaged = pa.DictionaryArray.from_arrays([0, 1, 2, 3], damaged)
+    elif kind != "string":
+        as_bytes = pa.large_binary() if kind == "large_string" else pa.binary_view()
+        damaged = pa.array(given, as_bytes).view(getattr(pa, kind)())
+    table = pa.table({"de": damaged})
+    for batch in (table, table.to_batches()[0]):
+        found = translator(batch)
+        assert found["text"].to_pylist() == [wanted[0], "", "", wanted[1]]
+        assert found["status"].to_pylist()[1:3] == ["invalid_utf8", "null"]
+        assert found["de"].equals(batch["de"])
+
+
 def test_data_frames(translator: Translator, wanted: list[str]) -> None:
     pandas = pytest.importorskip("pandas")
     found = translator(pandas.DataFrame({"de": [*LINES, None], "text": 1}))
@@ -126,6 +144,8 @@ def test_samples_depend_on_the_place(tiny_bundle: Path) -> None:
     assert drawn("0:0") == drawn("0:0") == drawn("0:0", singly=True)
     assert drawn("0:0") != drawn("0:40")
     found = sampler({"text": np.array(LINES, dtype=object)})
+    assert found["text"].tolist() == sampler({"text": [line.encode() for line in LINES]})["text"].tolist()
+    assert found["text"].tolist() != sampler({"text": np.array(LINES[::-1], dtype=object)})["text"].tolist()[::-1]
     assert [len(one) for one in found["nbest"]] == [2] * len(LINES)
     assert found["input_text"].tolist() == LINES
 
