@@ -91,12 +91,16 @@ class RowFunction(ABC):
         """The batch with what was found.
 
         Raises:
-            TfexportError: it has no such column.
+            TfexportError: it has no such column, or several with its name.
         """
         names = list(batch.column_names if hasattr(batch, "column_names") else batch)
         for column in self.reads:
             if column not in names:
                 raise TfexportError(f"there is no column {column!r}. Name another: there are {', '.join(names)}.")
+            if names.count(column) > 1:
+                raise TfexportError(
+                    f"there are {names.count(column)} columns {column!r}. Rename all but the one to read."
+                )
         values = joined([values_of(batch[column]) for column in self.reads])
         added = self.columns(list(self.rows(values, self._place(values))))
         kept = {name: clear_of(name, (*added, *names)) if name in added else name for name in names}

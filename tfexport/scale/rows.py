@@ -70,6 +70,9 @@ def written(
 ) -> bytes:
     """The output file of a shard.
 
+    Parquet may have a name several times, in a table or in a record. An object of JSON lines then has the second value of
+    `k` as `k_2`, the third as `k_3`; numbers that are names already are left out.
+
     Args:
         function: which gave the rows.
         source: format of the input.
@@ -100,6 +103,7 @@ def _json_lines(added: dict[str, list[Any]], records: Sequence[dict[str, Any]]) 
 
 def _records(table: pa.Table, source: CorpusFormat, reads: Sequence[str]) -> list[dict[str, Any]]:
     if source == "parquet":
+        table = table.rename_columns(_apart(table.column_names))
         try:
             return [_plain(record) for record in table.to_pylist()]
         except (pa.ArrowException, ValueError, OverflowError):  # of one value, which must not end the run
@@ -111,6 +115,18 @@ def _records(table: pa.Table, source: CorpusFormat, reads: Sequence[str]) -> lis
         return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     records = [_record(line) for line in raw]
     return [{WHOLE: _plain_text(line)} if found is None else found for line, found in zip(raw, records, strict=True)]
+
+
+def _apart(names: Sequence[str]) -> list[str]:
+    """These names, numbered where one comes again: a dictionary would keep its last value alone."""
+    given, found = set(names), dict[str, None]()
+    for name in names:
+        number, own = 1, name
+        while own in found or (number > 1 and own in given):
+            number += 1
+            own = f"{name}_{number}"
+        found[own] = None
+    return list(found)
 
 
 def _text_columns(raw: Sequence[bytes], reads: Sequence[str]) -> dict[str, list[str | None]]:
@@ -155,7 +171,8 @@ def _value(value: pa.Scalar) -> Any:
         if isinstance(value, pa.StringScalar):
             return value.as_buffer().to_pybytes().decode("utf-8", "replace")
         if isinstance(value, pa.StructScalar):
-            return {value.type.field(n).name: _value(value[n]) for n in range(len(value))}
+            names = _apart([field.name for field in value.type])
+            return {name: _value(value[n]) for n, name in enumerate(names)}
         if isinstance(value, pa.ListScalar):
             return [_value(inner) for inner in value.values]
         return _value(value.value) if isinstance(value.value, pa.Scalar) else value.value

@@ -83,6 +83,21 @@ def test_null_of_data_frames(translator: Translator, wanted: list[str], kind: st
     assert (found["status"].tolist()[0] == "null") is not has_text
 
 
+@pytest.mark.parametrize("library", ["pyarrow", "pandas"])
+def test_two_columns_with_the_name_that_is_read_are_an_error(translator: Translator, library: str) -> None:
+    pytest.importorskip(library)
+    if library == "pyarrow":
+        import pyarrow as pa
+
+        batch = pa.table([pa.array(["a", "b"]), pa.array(["c", "d"]), pa.array([1, 2])], names=["de", "de", "k"])
+    else:
+        import pandas
+
+        batch = pandas.DataFrame([["a", "c", 1], ["b", "d", 2]], columns=["de", "de", "k"])
+    with pytest.raises(TfexportError, match=r"there are 2 columns 'de'\. Rename all but the one to read"):
+        translator(batch)
+
+
 def test_bad_rows_are_marked_and_the_others_decoded(translator: Translator, wanted: list[str]) -> None:
     bad = [None, 3, b"\xff", "", "de4 " * 100_000, "\ud800", float("nan")]
     rows = list(translator.rows([*LINES[:20], *bad, *LINES[20:]]))

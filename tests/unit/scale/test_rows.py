@@ -106,6 +106,24 @@ def test_other_columns_are_kept() -> None:
     assert [one["text"] for one in whole["nbest"][0].as_py()] == ["X", "Z"]
 
 
+def test_columns_and_fields_with_the_same_name_are_all_kept() -> None:
+    names = ["text", "k", "k", "k_2", "k", "status", "status"]
+    given = pa.table([pa.array([value]) for value in ("x", 1, 2, 3, 4, 5, 6)], names=names)
+    (found,) = json_rows(given, [ok("X")], "parquet")
+    assert (found["text"], found["status"], found["input_text"]) == ("X", "ok", "x")
+    assert [found[name] for name in ("k", "k_3", "k_2", "k_4")] == [1, 2, 3, 4]
+    assert [found[name] for name in ("input_status", "status_2")] == [5, 6]
+    content = written(Shard(0, 0, 1), given, [ok("X")], function(), source="parquet", output="parquet")
+    whole = parquet.ParquetFile(io.BytesIO(content)).read()  # `read_table` takes no names that come twice
+    assert [column.to_pylist() for column in whole.columns[5:]] == [["x"], [1], [2], [3], [4], [5], [6]]
+    twice = pa.StructArray.from_arrays([pa.array([1, None]), pa.array(["a", "b"])], ["k", "k"])
+    several = pa.ListArray.from_arrays(pa.array([0, 2, 2], pa.int32()), twice)
+    table = pa.table({"text": ["x", "y"], "one": twice, "several": several})
+    first, second = json_rows(table, [ok("X"), ok("Y")], "parquet")
+    assert (first["one"], second["one"]) == ({"k": 1, "k_2": "a"}, {"k": None, "k_2": "b"})
+    assert (first["several"], second["several"]) == ([first["one"], second["one"]], [])
+
+
 def test_json_lines_are_kept() -> None:
     table = lines(b'{"text": "x", "input_text": 1, "more": {"a": [2]}}\n', b"broken \xff\n")
     found = json_rows(table, [ok("X"), Row("invalid_json", "no")], "jsonl")
