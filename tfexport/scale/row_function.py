@@ -198,7 +198,19 @@ def _with_columns(
         for name, values in added.items():
             table = table.append_column(name, pa.array(values, arrow_type(kinds[name])))
         return table
-    return batch.rename(columns=dict(kept)).assign(**added)
+    columns = {name: _frame_column(values, kinds[name]) for name, values in added.items()}
+    return batch.rename(columns=dict(kept)).assign(**columns)
+
+
+def _frame_column(values: list[Any], kind: Kind) -> Any:
+    """A column for a data frame. Lists tell pandas no type where there are no rows, or no numbers in them."""
+    import numpy as np
+
+    if kind is str:
+        return values or np.empty(0, dtype=str)
+    if kind is int:  # NaN, which stands for none, is a float
+        return np.array(values, dtype=float if None in values else int)
+    return _array(values, kind)
 
 
 def _array(values: list[Any], kind: Kind) -> Any:

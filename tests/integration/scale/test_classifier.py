@@ -37,6 +37,16 @@ def test_labels_and_tables(worded_classifier: Path) -> None:
     assert [part.isalpha() for part in classifier.line(row).split("\t")] == [True, False] * 2
 
 
+@pytest.mark.parametrize(
+    ("given", "kind"), [(LINES[:2], "int64"), ([], "int64"), ([LINES[0], None], "float64"), ([None], "float64")]
+)
+def test_classes_in_data_frames_are_numbers(worded_classifier: Path, given: list[Any], kind: str) -> None:
+    pandas = pytest.importorskip("pandas")
+    found = Classifier(worded_classifier, top=2)(pandas.DataFrame({"text": given}))
+    assert [str(found[name].dtype) for name in ("class", "probability", "classes")] == [kind, "float64", "object"]
+    assert str(found["status"].dtype) in ("object", "str")
+
+
 def test_bad_rows_are_marked(worded_classifier: Path) -> None:
     bad: list[Any] = [None, 3, b"\xff", "", "de4 " * 100_000]
     classifier = Classifier(worded_classifier)

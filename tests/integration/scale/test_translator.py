@@ -72,6 +72,18 @@ def test_data_frames(translator: Translator, wanted: list[str]) -> None:
     assert "input_text" in found
 
 
+def test_data_frames_have_the_same_types_without_rows_and_without_numbers(tiny_bundle: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    translator = Translator(tiny_bundle, nbest=2, beam=2, max_length=12)
+    some, none, marked = (translator(pandas.DataFrame({"text": values})) for values in (LINES[:2], [], [None]))
+    kinds = {name: str(kind) for name, kind in some.dtypes.items() if name != "input_text"}
+    assert list(kinds) == ["text", "status", "message", "score", "nbest"]
+    assert {kinds[name] for name in ("text", "status", "message", "nbest")} <= {"object", "str"}
+    assert kinds["score"] == "float64"
+    for found in (none, marked):
+        assert {name: str(kind) for name, kind in found.dtypes.items() if name != "input_text"} == kinds
+
+
 @pytest.mark.parametrize("kind", ["object", "string", "category", "Int64", "datetime64[ns]"])
 def test_null_of_data_frames(translator: Translator, wanted: list[str], kind: str) -> None:
     pandas = pytest.importorskip("pandas")
