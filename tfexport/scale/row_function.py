@@ -96,7 +96,9 @@ class RowFunction(ABC):
         names = list(batch.column_names if hasattr(batch, "column_names") else batch)
         for column in self.reads:
             if column not in names:
-                raise TfexportError(f"there is no column {column!r}. Name another: there are {', '.join(names)}.")
+                raise TfexportError(
+                    f"there is no column {column!r}. Name another: there are {', '.join(map(str, names))}."
+                )
             if names.count(column) > 1:
                 raise TfexportError(
                     f"there are {names.count(column)} columns {column!r}. Rename all but the one to read."
@@ -120,6 +122,21 @@ def refuse_others(given: Mapping[str, Any], *groups: type) -> None:
     first, *rest = groups
     known = [name for group in rest for name in declared(group)]
     checked(first, {name: value for name, value in given.items() if name not in known}, others=known)
+
+
+def columns_read(**given: Any) -> tuple[str, ...]:
+    """The columns that have the texts, by the arguments that name them.
+
+    Raises:
+        TfexportError: one is no string, or two are the same.
+    """
+    for argument, name in given.items():
+        if not isinstance(name, str):
+            raise TfexportError(f"{argument} is {name!r}. Give the name of a column, a string.")
+    if len(set(given.values())) < len(given):
+        arguments, name = " and ".join(given), next(iter(given.values()))
+        raise TfexportError(f"{arguments} are both {name!r}. Name two columns.")
+    return tuple(given.values())
 
 
 def joined(columns: Sequence[Sequence[object]]) -> list[object]:

@@ -60,6 +60,8 @@ def test_what_cannot_be_used_is_an_error(worded_classifier: Path, tiny_bundle: P
     for wrong in ({"beam": 4}, {"max_batch_tokens": 9}, {"top": 0}, {"labels": "nowhere"}):
         with pytest.raises(TfexportError):
             Classifier(worded_classifier, **wrong)
+    with pytest.raises(TfexportError, match=r"^text_column is 3\. Give the name of a column"):
+        Classifier(worded_classifier, text_column=3)  # type: ignore[arg-type]
     with pytest.raises(TfexportError):
         Classifier(tiny_bundle)
     with pytest.raises(TfexportError, match="is a translation model"):  # before Ray starts and a folder is made

@@ -180,6 +180,12 @@ def test_samples_depend_on_the_place(tiny_bundle: Path) -> None:
 def test_what_cannot_be_used_is_an_error(translator: Translator, tiny_bundle: Path) -> None:
     with pytest.raises(TfexportError, match="no column 'de'"):
         translator({"fr": np.array(["a"])})
+    pandas_like = {3: np.array(["a"]), "fr": np.array(["a"])}  # a data frame may have numbers for names
+    with pytest.raises(TfexportError, match=r"no column 'de'\. Name another: there are 3, fr\."):
+        translator(pandas_like)
+    for column in (3, None, ["text"]):
+        with pytest.raises(TfexportError, match=r"^text_column is .*\. Give the name of a column, a string\.$"):
+            Translator(tiny_bundle, text_column=column)  # type: ignore[arg-type]
     for wrong in ({"beem": 4}, {"beam": 0}, {"threads": 0}, {"batch_size": "x"}, {"precision": "fp8"}, {"nbest": 9}):
         with pytest.raises(TfexportError):
             Translator(tiny_bundle, **wrong)
