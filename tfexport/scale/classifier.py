@@ -15,7 +15,7 @@ from tfexport.errors import TfexportError
 from tfexport.option import declared, with_keywords
 from tfexport.runtimes import load_classifier
 from tfexport.scale.options import ActorOptions, ClassOptions
-from tfexport.scale.row_function import Kind, Row, RowFunction, lines_of, refuse_others
+from tfexport.scale.row_function import Kind, Row, RowFunction, columns_read, lines_of, refuse_others
 
 
 class Classifier(RowFunction):
@@ -35,7 +35,8 @@ class Classifier(RowFunction):
 
     @with_keywords(ClassOptions, ActorOptions, RuntimeOptions)
     def __init__(self, bundle: str | Path, *, text_column: str = "text", **options: Any):
-        self._made_with, self.reads = (bundle, {"text_column": text_column, **options}), (text_column,)
+        self.reads = columns_read(text_column=text_column)
+        self._made_with = bundle, {"text_column": text_column, **options}
         refuse_others(options, ClassOptions, ActorOptions, RuntimeOptions)
         self._chosen, self._actor = group_of(ClassOptions, options), group_of(ActorOptions, options)
         runtime = group_of(RuntimeOptions, options)

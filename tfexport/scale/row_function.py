@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ from typing import Any
 from tfexport.errors import TfexportError
 from tfexport.option import checked, declared
 
+_NULLS = ("NAType", "NaTType")
+"""Types of `pandas.NA` and `pandas.NaT`."""
 Kind = Any
 """Of values in a column: `str`, `int`, `float`, or a list of one mapping from names to kinds, for lists of records."""
 
@@ -90,20 +91,26 @@ class RowFunction(ABC):
         """The batch with what was found.
 
         Raises:
-            TfexportError: it has no such column.
+            TfexportError: it has no such column, or several with its name.
         """
         names = list(batch.column_names if hasattr(batch, "column_names") else batch)
         for column in self.reads:
             if column not in names:
-                raise TfexportError(f"there is no column {column!r}. Name another: there are {', '.join(names)}.")
-        values = joined([_listed(batch[column]) for column in self.reads])
+                raise TfexportError(
+                    f"there is no column {column!r}. Name another: there are {', '.join(map(str, names))}."
+                )
+            if names.count(column) > 1:
+                raise TfexportError(
+                    f"there are {names.count(column)} columns {column!r}. Rename all but the one to read."
+                )
+        values = joined([values_of(batch[column]) for column in self.reads])
         added = self.columns(list(self.rows(values, self._place(values))))
         kept = {name: clear_of(name, (*added, *names)) if name in added else name for name in names}
         return _with_columns(batch, kept, added, self.added)
 
     def _place(self, values: Sequence[object]) -> str:
-        """A name for values whose place in a corpus is not known."""
-        return hashlib.blake2b(repr(values).encode("utf-8", "surrogatepass")).hexdigest()
+        """A name for values whose place in a corpus is not known; an empty one where rows depend on no place."""
+        return ""
 
 
 def _made(kind: Any, bundle: Any, options: Mapping[str, Any]) -> Any:
@@ -117,6 +124,21 @@ def refuse_others(given: Mapping[str, Any], *groups: type) -> None:
     checked(first, {name: value for name, value in given.items() if name not in known}, others=known)
 
 
+def columns_read(**given: Any) -> tuple[str, ...]:
+    """The columns that have the texts, by the arguments that name them.
+
+    Raises:
+        TfexportError: one is no string, or two are the same.
+    """
+    for argument, name in given.items():
+        if not isinstance(name, str):
+            raise TfexportError(f"{argument} is {name!r}. Give the name of a column, a string.")
+    if len(set(given.values())) < len(given):
+        arguments, name = " and ".join(given), next(iter(given.values()))
+        raise TfexportError(f"{arguments} are both {name!r}. Name two columns.")
+    return tuple(given.values())
+
+
 def joined(columns: Sequence[Sequence[object]]) -> list[object]:
     """The values of columns, row by row: as they are of one column, tuples of several; a `Row` among them marks the row."""
     if len(columns) == 1:
@@ -124,8 +146,20 @@ def joined(columns: Sequence[Sequence[object]]) -> list[object]:
     return [next((one for one in row if isinstance(one, Row)), row) for row in zip(*columns, strict=True)]
 
 
-def _listed(column: Any) -> list[object]:
-    return list(column.to_pylist() if hasattr(column, "to_pylist") else column)
+def values_of(column: Any) -> list[object]:
+    """The values of a column of a batch. Strings of PyArrow come as bytes: where a damaged file has some that are not UTF-8,
+    their rows are marked, and the others computed."""
+    if not hasattr(column, "to_pylist"):
+        return list(column)
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if pa.types.is_null(column.type):
+        return [None] * len(column)
+    # Each kind of strings has its own kind of bytes.
+    kinds = {pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view(), pa.string(): pa.binary()}
+    return list(column.cast(kinds.get(column.type, column.type)).to_pylist())
 
 
 def clear_of(name: str, taken: Sequence[str]) -> str:
@@ -155,11 +189,17 @@ def marked_row(value: object) -> Row | None:
         return value
     if isinstance(value, tuple):
         return next((row for row in map(marked_row, value) if row is not None), None)
-    if value is None or (isinstance(value, float) and value != value):  # pandas writes NaN for null
+    if _is_null(value):
         return Row("null", "there is no text")
     if not isinstance(value, str | bytes):
         return Row("not_text", f"the text is of type {type(value).__name__}")
     return None
+
+
+def _is_null(value: object) -> bool:
+    """Whether a value is what stands for none in a batch: None, and what pandas has for it."""
+    # By their names: pandas need not be installed, and `NA == NA` is neither true nor false.
+    return value is None or (isinstance(value, float) and value != value) or type(value).__name__ in _NULLS
 
 
 def _with_columns(
@@ -175,7 +215,19 @@ def _with_columns(
         for name, values in added.items():
             table = table.append_column(name, pa.array(values, arrow_type(kinds[name])))
         return table
-    return batch.rename(columns=dict(kept)).assign(**added)
+    columns = {name: _frame_column(values, kinds[name]) for name, values in added.items()}
+    return batch.rename(columns=dict(kept)).assign(**columns)
+
+
+def _frame_column(values: list[Any], kind: Kind) -> Any:
+    """A column for a data frame. Lists tell pandas no type where there are no rows, or no numbers in them."""
+    import numpy as np
+
+    if kind is str:
+        return values or np.empty(0, dtype=str)
+    if kind is int:  # NaN, which stands for none, is a float
+        return np.array(values, dtype=float if None in values else int)
+    return _array(values, kind)
 
 
 def _array(values: list[Any], kind: Kind) -> Any:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from tfexport.scale.options import CorpusFormat
-from tfexport.scale.row_function import Kind, Row, RowFunction, arrow_type, clear_of, joined
+from tfexport.scale.row_function import Kind, Row, RowFunction, arrow_type, clear_of, joined, values_of
 from tfexport.scale.shards import RAW, Shard
 from tfexport.system.json_text import json_text
 
@@ -22,7 +22,7 @@ WHOLE = "input_json"
 def texts(table: pa.Table, format: CorpusFormat, columns: Sequence[str]) -> list[object]:
     """The texts of a shard as a `RowFunction` takes them; a `Row` for one that cannot be had."""
     if format == "parquet":
-        return joined([_column(table, column) for column in columns])
+        return joined([values_of(table[column]) for column in columns])
     raw: list[bytes] = table[RAW].to_pylist()
     if format == "jsonl":
         return [_json_texts(line, columns) for line in raw]
@@ -34,17 +34,6 @@ def _split(line: bytes, columns: int) -> object:
     if len(found) == columns:
         return found
     return Row("not_text", f"the line has {len(found)} columns between tabs, not {columns}")
-
-
-def _column(table: pa.Table, name: str) -> list[object]:
-    found = table[name]
-    if pa.types.is_dictionary(found.type):
-        found = found.cast(found.type.value_type)
-    if pa.types.is_null(found.type):
-        return [None] * len(found)
-    # As bytes: damaged files have strings that are not UTF-8. Each kind of strings has its own kind of bytes.
-    kinds = {pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view(), pa.string(): pa.binary()}
-    return list(found.cast(kinds.get(found.type, found.type)).to_pylist())
 
 
 def _stripped(line: bytes) -> bytes:
@@ -81,6 +70,9 @@ def written(
 ) -> bytes:
     """The output file of a shard.
 
+    Parquet may have a name several times, in a table or in a record. An object of JSON lines then has the second value of
+    `k` as `k_2`, the third as `k_3`; numbers that are names already are left out.
+
     Args:
         function: which gave the rows.
         source: format of the input.
@@ -111,6 +103,7 @@ def _json_lines(added: dict[str, list[Any]], records: Sequence[dict[str, Any]]) 
 
 def _records(table: pa.Table, source: CorpusFormat, reads: Sequence[str]) -> list[dict[str, Any]]:
     if source == "parquet":
+        table = table.rename_columns(_apart(table.column_names))
         try:
             return [_plain(record) for record in table.to_pylist()]
         except (pa.ArrowException, ValueError, OverflowError):  # of one value, which must not end the run
@@ -122,6 +115,18 @@ def _records(table: pa.Table, source: CorpusFormat, reads: Sequence[str]) -> lis
         return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     records = [_record(line) for line in raw]
     return [{WHOLE: _plain_text(line)} if found is None else found for line, found in zip(raw, records, strict=True)]
+
+
+def _apart(names: Sequence[str]) -> list[str]:
+    """These names, numbered where one comes again: a dictionary would keep its last value alone."""
+    given, found = set(names), dict[str, None]()
+    for name in names:
+        number, own = 1, name
+        while own in found or (number > 1 and own in given):
+            number += 1
+            own = f"{name}_{number}"
+        found[own] = None
+    return list(found)
 
 
 def _text_columns(raw: Sequence[bytes], reads: Sequence[str]) -> dict[str, list[str | None]]:
@@ -166,7 +171,8 @@ def _value(value: pa.Scalar) -> Any:
         if isinstance(value, pa.StringScalar):
             return value.as_buffer().to_pybytes().decode("utf-8", "replace")
         if isinstance(value, pa.StructScalar):
-            return {value.type.field(n).name: _value(value[n]) for n in range(len(value))}
+            names = _apart([field.name for field in value.type])
+            return {name: _value(value[n]) for n, name in enumerate(names)}
         if isinstance(value, pa.ListScalar):
             return [_value(inner) for inner in value.values]
         return _value(value.value) if isinstance(value.value, pa.Scalar) else value.value

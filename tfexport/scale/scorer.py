@@ -18,7 +18,7 @@ from tfexport.decoding.translate import Writer
 from tfexport.option import declared, with_keywords
 from tfexport.runtimes import load_runtime
 from tfexport.scale.options import ActorBatches, ScoreOptions
-from tfexport.scale.row_function import Kind, Row, RowFunction, lines_of, refuse_others
+from tfexport.scale.row_function import Kind, Row, RowFunction, columns_read, lines_of, refuse_others
 
 _ONE = ("log_prob", "cross_entropy")
 _BOTH = (*_ONE, "reverse_log_prob", "reverse_cross_entropy", "dual_cross_entropy", "noisy_channel")
@@ -74,7 +74,7 @@ class Scorer(RowFunction):
         self, bundle: str | Path, *, source_column: str = "source", target_column: str = "target", **options: Any
     ):
         columns = {"source_column": source_column, "target_column": target_column}
-        self._made_with, self.reads = (bundle, {**columns, **options}), (source_column, target_column)
+        self._made_with, self.reads = (bundle, {**columns, **options}), columns_read(**columns)
         refuse_others(options, ScoreOptions, ActorBatches, RuntimeOptions)
         self._chosen, self._batches = group_of(ScoreOptions, options), group_of(ActorBatches, options)
         runtime = group_of(RuntimeOptions, options)
@@ -91,6 +91,7 @@ class Scorer(RowFunction):
     @classmethod
     def described(cls, bundle: Path, options: Mapping[str, Any]) -> dict[str, Any]:
         """See `RowFunction.described`."""
+        columns_read(**{name: options[name] for name in ("source_column", "target_column") if name in options})
         reverse = options.get("reverse")
         for folder in (bundle, *([Path(reverse)] if reverse is not None else [])):
             opened = open_bundle(folder)

@@ -20,7 +20,7 @@ from tfexport.errors import TfexportError
 from tfexport.option import declared, with_keywords
 from tfexport.runtimes import load_runtime
 from tfexport.scale.options import ActorBatches
-from tfexport.scale.row_function import Kind, Row, RowFunction, lines_of
+from tfexport.scale.row_function import Kind, Row, RowFunction, columns_read, lines_of
 from tfexport.text.tokenizer_parts import PanicError
 
 WINDOW = 16_384
@@ -60,7 +60,8 @@ class Translator(RowFunction):
 
     @with_keywords(ActorBatches, RuntimeOptions, SearchOptions)
     def __init__(self, bundle: str | Path, *, text_column: str = "text", **options: Any):
-        self._made_with, self.reads = (bundle, {"text_column": text_column, **options}), (text_column,)
+        self.reads = columns_read(text_column=text_column)
+        self._made_with = bundle, {"text_column": text_column, **options}
         batches, runtime = group_of(ActorBatches, options), group_of(RuntimeOptions, options)
         others = {*declared(ActorBatches), *declared(RuntimeOptions)}
         search = {name: value for name, value in options.items() if name not in others}
@@ -120,7 +121,11 @@ class Translator(RowFunction):
         return self._lines.decoder(False, None, self._batches.batch_size, 1, given, _row, window=window)
 
     def _place(self, values: Sequence[object]) -> str:
-        return super()._place(values) if self._options.samples else ""
+        if not self._options.samples:
+            return ""
+        # The same text is the same place, as strings and as bytes: each kind of batch draws the same samples.
+        text = [one.decode("utf-8", "surrogateescape") if isinstance(one, bytes) else one for one in values]
+        return hashlib.blake2b(repr(text).encode("utf-8", "surrogatepass")).hexdigest()
 
     def _values(self, row: Row) -> Mapping[str, Any]:
         best = {"text": row.found[0].text, "score": row.found[0].score} if row.found else {"text": ""}

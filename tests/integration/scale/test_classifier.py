@@ -37,6 +37,16 @@ def test_labels_and_tables(worded_classifier: Path) -> None:
     assert [part.isalpha() for part in classifier.line(row).split("\t")] == [True, False] * 2
 
 
+@pytest.mark.parametrize(
+    ("given", "kind"), [(LINES[:2], "int64"), ([], "int64"), ([LINES[0], None], "float64"), ([None], "float64")]
+)
+def test_classes_in_data_frames_are_numbers(worded_classifier: Path, given: list[Any], kind: str) -> None:
+    pandas = pytest.importorskip("pandas")
+    found = Classifier(worded_classifier, top=2)(pandas.DataFrame({"text": given}))
+    assert [str(found[name].dtype) for name in ("class", "probability", "classes")] == [kind, "float64", "object"]
+    assert str(found["status"].dtype) in ("object", "str")
+
+
 def test_bad_rows_are_marked(worded_classifier: Path) -> None:
     bad: list[Any] = [None, 3, b"\xff", "", "de4 " * 100_000]
     classifier = Classifier(worded_classifier)
@@ -50,6 +60,8 @@ def test_what_cannot_be_used_is_an_error(worded_classifier: Path, tiny_bundle: P
     for wrong in ({"beam": 4}, {"max_batch_tokens": 9}, {"top": 0}, {"labels": "nowhere"}):
         with pytest.raises(TfexportError):
             Classifier(worded_classifier, **wrong)
+    with pytest.raises(TfexportError, match=r"^text_column is 3\. Give the name of a column"):
+        Classifier(worded_classifier, text_column=3)  # type: ignore[arg-type]
     with pytest.raises(TfexportError):
         Classifier(tiny_bundle)
     with pytest.raises(TfexportError, match="is a translation model"):  # before Ray starts and a folder is made

@@ -90,3 +90,9 @@ def test_what_cannot_be_used_is_an_error(tiny_bundle: Path) -> None:
             Scorer(tiny_bundle, **wrong)
     with pytest.raises(TfexportError, match="no column 'target'"):
         Scorer(tiny_bundle)({"source": np.array(["a"])})
+    with pytest.raises(TfexportError, match=r"^target_column is 3\. Give the name of a column"):
+        Scorer(tiny_bundle, target_column=3)  # type: ignore[arg-type]
+    same = {"source_column": "de", "target_column": "de"}
+    for make in (lambda: Scorer(tiny_bundle, **same), lambda: Scorer.described(tiny_bundle, same)):
+        with pytest.raises(TfexportError, match=r"^source_column and target_column are both 'de'\. Name two columns"):
+            make()

@@ -46,12 +46,68 @@ def test_tables(translator: Translator, wanted: list[str]) -> None:
     assert found["text"].to_pylist() == wanted
 
 
+@pytest.mark.parametrize("kind", ["string", "large_string", "string_view", "dictionary"])
+def test_strings_of_tables_that_are_not_utf8_are_marked(translator: Translator, wanted: list[str], kind: str) -> None:
+    pa = pytest.importorskip("pyarrow")
+    given = [LINES[0].encode(), b"de4 \xff", None, LINES[1].encode()]
+    damaged = pa.array(given, pa.binary()).view(pa.string())
+    if kind == "dictionary":
+        damaged = pa.DictionaryArray.from_arrays([0, 1, 2, 3], damaged)
+    elif kind != "string":
+        as_bytes = pa.large_binary() if kind == "large_string" else pa.binary_view()
+        damaged = pa.array(given, as_bytes).view(getattr(pa, kind)())
+    table = pa.table({"de": damaged})
+    for batch in (table, table.to_batches()[0]):
+        found = translator(batch)
+        assert found["text"].to_pylist() == [wanted[0], "", "", wanted[1]]
+        assert found["status"].to_pylist()[1:3] == ["invalid_utf8", "null"]
+        assert found["de"].equals(batch["de"])
+
+
 def test_data_frames(translator: Translator, wanted: list[str]) -> None:
     pandas = pytest.importorskip("pandas")
     found = translator(pandas.DataFrame({"de": [*LINES, None], "text": 1}))
     assert found["text"].tolist() == [*wanted, ""]
     assert found["status"].tolist()[-1] == "null"
     assert "input_text" in found
+
+
+def test_data_frames_have_the_same_types_without_rows_and_without_numbers(tiny_bundle: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    translator = Translator(tiny_bundle, nbest=2, beam=2, max_length=12)
+    some, none, marked = (translator(pandas.DataFrame({"text": values})) for values in (LINES[:2], [], [None]))
+    kinds = {name: str(kind) for name, kind in some.dtypes.items() if name != "input_text"}
+    assert list(kinds) == ["text", "status", "message", "score", "nbest"]
+    assert {kinds[name] for name in ("text", "status", "message", "nbest")} <= {"object", "str"}
+    assert kinds["score"] == "float64"
+    for found in (none, marked):
+        assert {name: str(kind) for name, kind in found.dtypes.items() if name != "input_text"} == kinds
+
+
+@pytest.mark.parametrize("kind", ["object", "string", "category", "Int64", "datetime64[ns]"])
+def test_null_of_data_frames(translator: Translator, wanted: list[str], kind: str) -> None:
+    pandas = pytest.importorskip("pandas")
+    has_text = kind in ("object", "string", "category")
+    column = pandas.Series([LINES[0] if has_text else None, None], dtype=kind)
+    found = translator(pandas.DataFrame({"de": column}))
+    assert found["text"].tolist() == [wanted[0] if has_text else "", ""]
+    assert found["status"].tolist()[1] == "null"
+    assert (found["status"].tolist()[0] == "null") is not has_text
+
+
+@pytest.mark.parametrize("library", ["pyarrow", "pandas"])
+def test_two_columns_with_the_name_that_is_read_are_an_error(translator: Translator, library: str) -> None:
+    pytest.importorskip(library)
+    if library == "pyarrow":
+        import pyarrow as pa
+
+        batch = pa.table([pa.array(["a", "b"]), pa.array(["c", "d"]), pa.array([1, 2])], names=["de", "de", "k"])
+    else:
+        import pandas
+
+        batch = pandas.DataFrame([["a", "c", 1], ["b", "d", 2]], columns=["de", "de", "k"])
+    with pytest.raises(TfexportError, match=r"there are 2 columns 'de'\. Rename all but the one to read"):
+        translator(batch)
 
 
 def test_bad_rows_are_marked_and_the_others_decoded(translator: Translator, wanted: list[str]) -> None:
@@ -115,6 +171,8 @@ def test_samples_depend_on_the_place(tiny_bundle: Path) -> None:
     assert drawn("0:0") == drawn("0:0") == drawn("0:0", singly=True)
     assert drawn("0:0") != drawn("0:40")
     found = sampler({"text": np.array(LINES, dtype=object)})
+    assert found["text"].tolist() == sampler({"text": [line.encode() for line in LINES]})["text"].tolist()
+    assert found["text"].tolist() != sampler({"text": np.array(LINES[::-1], dtype=object)})["text"].tolist()[::-1]
     assert [len(one) for one in found["nbest"]] == [2] * len(LINES)
     assert found["input_text"].tolist() == LINES
 
@@ -122,6 +180,12 @@ def test_samples_depend_on_the_place(tiny_bundle: Path) -> None:
 def test_what_cannot_be_used_is_an_error(translator: Translator, tiny_bundle: Path) -> None:
     with pytest.raises(TfexportError, match="no column 'de'"):
         translator({"fr": np.array(["a"])})
+    pandas_like = {3: np.array(["a"]), "fr": np.array(["a"])}  # a data frame may have numbers for names
+    with pytest.raises(TfexportError, match=r"no column 'de'\. Name another: there are 3, fr\."):
+        translator(pandas_like)
+    for column in (3, None, ["text"]):
+        with pytest.raises(TfexportError, match=r"^text_column is .*\. Give the name of a column, a string\.$"):
+            Translator(tiny_bundle, text_column=column)  # type: ignore[arg-type]
     for wrong in ({"beem": 4}, {"beam": 0}, {"threads": 0}, {"batch_size": "x"}, {"precision": "fp8"}, {"nbest": 9}):
         with pytest.raises(TfexportError):
             Translator(tiny_bundle, **wrong)

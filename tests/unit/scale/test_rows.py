@@ -58,6 +58,19 @@ def test_rows_are_read_as_they_are_also_the_first() -> None:
     assert list(marked) == [2]
 
 
+def test_what_pandas_has_for_none_is_null() -> None:
+    class NAType:
+        def __eq__(self, other: object) -> Any:
+            return self
+
+        def __bool__(self) -> bool:
+            raise TypeError("boolean value of NA is ambiguous")
+
+    class NaTType: ...
+
+    assert statuses([NAType(), NaTType(), float("nan"), ("a", NAType()), 0.5]) == [*["null"] * 4, "not_text"]
+
+
 def test_texts_of_json_lines() -> None:
     table = lines(b'{"t": "a"}\n', b'{"t": null}', b'{"t": 3}', b"{}", b"[1]", b"{", b'{"t": "\xff"}', b"[" * 9999)
     found = texts(table, "jsonl", ["t"])
@@ -91,6 +104,24 @@ def test_other_columns_are_kept() -> None:
     assert whole.column_names == [*added, "de", "input_id", "when", "raw"]
     assert whole["when"].type == pa.date32()
     assert [one["text"] for one in whole["nbest"][0].as_py()] == ["X", "Z"]
+
+
+def test_columns_and_fields_with_the_same_name_are_all_kept() -> None:
+    names = ["text", "k", "k", "k_2", "k", "status", "status"]
+    given = pa.table([pa.array([value]) for value in ("x", 1, 2, 3, 4, 5, 6)], names=names)
+    (found,) = json_rows(given, [ok("X")], "parquet")
+    assert (found["text"], found["status"], found["input_text"]) == ("X", "ok", "x")
+    assert [found[name] for name in ("k", "k_3", "k_2", "k_4")] == [1, 2, 3, 4]
+    assert [found[name] for name in ("input_status", "status_2")] == [5, 6]
+    content = written(Shard(0, 0, 1), given, [ok("X")], function(), source="parquet", output="parquet")
+    whole = parquet.ParquetFile(io.BytesIO(content)).read()  # `read_table` takes no names that come twice
+    assert [column.to_pylist() for column in whole.columns[5:]] == [["x"], [1], [2], [3], [4], [5], [6]]
+    twice = pa.StructArray.from_arrays([pa.array([1, None]), pa.array(["a", "b"])], ["k", "k"])
+    several = pa.ListArray.from_arrays(pa.array([0, 2, 2], pa.int32()), twice)
+    table = pa.table({"text": ["x", "y"], "one": twice, "several": several})
+    first, second = json_rows(table, [ok("X"), ok("Y")], "parquet")
+    assert (first["one"], second["one"]) == ({"k": 1, "k_2": "a"}, {"k": None, "k_2": "b"})
+    assert (first["several"], second["several"]) == ([first["one"], second["one"]], [])
 
 
 def test_json_lines_are_kept() -> None:
