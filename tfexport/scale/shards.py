@@ -100,9 +100,12 @@ class Input:
         except (pa.ArrowException, OSError) as error:
             raise _unreadable(self, error) from error
         for flag, name in columns.items():
-            if schema.names.count(name) != 1:
-                there = ", ".join(schema.names[:20])
+            count = schema.names.count(name)
+            if not count:
+                there = ", ".join(schema.names[:20]) + (" and others" if len(schema.names) > 20 else "")
                 raise TfexportError(f"{self.place.uri} has no column {name!r}. Give {flag}: there are {there}.")
+            if count > 1:
+                raise TfexportError(f"{self.place.uri} has {count} columns {name!r}. Rename all but the one to read.")
             if not _is_text(schema.field(name).type):
                 kind = schema.field(name).type
                 raise TfexportError(f"the column {name!r} of {self.place.uri} has {kind}, no text. Give {flag}.")

@@ -214,6 +214,10 @@ def test_columns_are_checked(tmp_path: Path) -> None:
     for name, about in (("x", "no column 'x'"), ("n", "has int64, no text")):
         with pytest.raises(TfexportError, match=about):
             source(tmp_path / "a.parquet").require_columns({"--text-column": name})
+    twice = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    parquet.write_table(twice, tmp_path / "b.parquet")
+    with pytest.raises(TfexportError, match=r"has 2 columns 'text'\. Rename all but"):
+        source(tmp_path / "b.parquet").require_columns({"--text-column": "text"})
 
 
 def test_gaps_and_overlaps_are_found() -> None:
