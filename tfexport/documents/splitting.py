@@ -24,6 +24,8 @@ _LINE = re.compile(f"[^{LINE_BREAKS}]+")
 _QUOTES = "\"'“”„‚‘’‛«»‹›「」『』()[]{}（）【】"
 _WITHOUT_QUOTES = str.maketrans(dict.fromkeys(_QUOTES, " "))
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_WIDE_SPACE = re.compile(r"[^\S\x00-\x7f]")
+"""White space outside ASCII. sentencex panics at one between a capital letter and a full stop."""
 _BOM = "\ufeff"
 
 _CUTS = (
@@ -72,7 +74,10 @@ def trimmed(text: str, start: int, end: int) -> Span:
 
 
 def _sentence_splitter(language: str | None) -> Callable[[str], list[int]]:
-    """A function that returns the ends of the sentences of a line, for a language."""
+    """A function that returns the ends of the sentences of a line, for a language.
+
+    A line at which the splitter fails is one sentence.
+    """
     try:
         import sentencex
     except ImportError as error:
@@ -84,11 +89,16 @@ def _sentence_splitter(language: str | None) -> Callable[[str], list[int]]:
     code = re.split("[-_]", language or "en")[0].lower()
 
     def bounds(line: str) -> list[int]:
-        found: list[dict[str, Any]] = sentencex.get_sentence_boundaries(code, line)
+        try:
+            found: list[dict[str, Any]] = sentencex.get_sentence_boundaries(code, line)
+        except BaseException as error:
+            if type(error).__module__ != "pyo3_runtime":  # a panic of Rust, which is no `Exception`
+                raise
+            return [len(line)]
         return [one["end_index"] for one in found]
 
     def ends(line: str) -> list[int]:
-        plain, start = _SURROGATE.sub("\ufffd", line), 0
+        plain, start = _WIDE_SPACE.sub(" ", _SURROGATE.sub("\ufffd", line)), 0
         found: list[int] = []
         for end in bounds(plain):
             if end - start > LONGEST_QUOTATION:

@@ -55,6 +55,9 @@ def test_many_random_documents() -> None:
         ("--- \n … \n\u200b\n!!!", []),
         ("", []),
         (" \t\n", []),
+        ("Das ist Plan B\xa0. Er läuft. Ja.", ["Das ist Plan B\xa0. Er läuft.", "Ja."]),
+        ("Plan B\u202f. Er läuft. Ja.", ["Plan B\u202f. Er läuft.", "Ja."]),
+        ("Plan B\u3000. Er läuft. Ja.", ["Plan B\u3000. Er läuft.", "Ja."]),
         ("今日は。雨です。", ["今日は。", "雨です。"]),
         ("שלום. מה שלומך?", ["שלום.", "מה שלומך?"]),
     ],
@@ -63,6 +66,22 @@ def test_sentences(text: str, sentences: list[str]) -> None:
     document = taken_apart(text)
     assert texts(document) == sentences
     assert [text[one.start : one.end] for one in document.segments] == sentences
+
+
+def test_a_line_that_the_splitter_cannot_read_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    panic = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
+
+    def boundaries(_: str, line: str) -> list[dict[str, int]]:
+        if "Zwei" in line:
+            raise panic("byte index 1 is not a char boundary")
+        if "Drei" in line:
+            raise KeyboardInterrupt
+        return [{"end_index": len(line)}]
+
+    monkeypatch.setattr("sentencex.get_sentence_boundaries", boundaries)
+    assert texts(taken_apart("Ein Hund.\nZwei Hunde. Vier.\n")) == ["Ein Hund.", "Zwei Hunde. Vier."]
+    with pytest.raises(KeyboardInterrupt):
+        taken_apart("Drei Hunde.")
 
 
 def test_a_lone_quotation_mark_ends_no_splitting() -> None:
