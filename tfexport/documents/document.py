@@ -5,7 +5,8 @@ Segments are in the order of the text and do not overlap. Text outside segments 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -60,26 +61,49 @@ class Document:
             Segment(place.run.begin(place.start), place.run.end(place.end), _model_text(place), cut)
             for place, cut in zip(places, is_piece, strict=True)
         ]
+        self._rewritten = [
+            (run.marks[mark.partner].source[0] if mark.partner >= 0 else 0, *mark.source, mark.written)
+            for run in {id(place.run): place.run for place in places}.values()
+            for mark in run.marks
+            if mark.written is not None
+        ]
+        """Closing marks with another text beside a translation: the start of their element, `[start, end)`, and the text."""
 
     def text(self, translations: Sequence[Aligned | None]) -> str:
         """The text with its segments replaced by `translations`. Segments without a translation stay."""
         parts: list[str] = []
         done, last = 0, ""
-        skipped: list[Span] = []
+        changed: dict[Span, str] = {}
+        rewritten = deque(self._rewritten)
         for segment, place, new in zip(self.segments, self._places, translations, strict=True):
             if new is None:
                 last = ""
                 continue
             nodes, consumed = nodes_of(self.source, place.run, place.start, place.end)
-            skipped += [mark.source for mark in consumed]
-            parts += _copied(self.source, done, segment.start, skipped)
+            moved = dict.fromkeys((mark.source for mark in consumed), "")
+            parts += _copied(
+                self.source, done, segment.start, self._beside(done, segment.start, rewritten) | changed | moved
+            )
             if place.touches and last:
                 parts.append(_between(place, last, new.text))
             parts.append(_with_marks(new, nodes, segment, place.run))
             done, last = segment.end, new.text
-            skipped = [mark.source for mark in consumed if mark.source[0] >= done]
-        parts += _copied(self.source, done, len(self.source), skipped)
+            changed = {at: text for at, text in moved.items() if at[0] >= done}
+        parts += _copied(self.source, done, len(self.source), self._beside(done, len(self.source), rewritten) | changed)
         return "".join(parts)
+
+    def _beside(self, start: int, end: int, waiting: deque[tuple[int, int, int, str]]) -> dict[Span, str]:
+        """The new texts of marks in `[start, end)` whose element has a translation, which ends at `start`.
+
+        Args:
+            waiting: the marks that are not before `start`; those before `end` are removed.
+        """
+        found = {}
+        while waiting and waiting[0][2] <= end:
+            begin, first, last, text = waiting.popleft()
+            if begin < start <= first:
+                found[first, last] = text
+        return found
 
 
 def document(
@@ -163,11 +187,12 @@ def _model_text(place: _Place) -> str:
     return text if place.run.origins is None else collapsed(text)[0]
 
 
-def _copied(source: str, start: int, end: int, skipped: Sequence[Span]) -> Iterator[str]:
-    """`[start, end)` of a text without the parts `skipped`, which have moved."""
-    for first, last in sorted(skipped):
+def _copied(source: str, start: int, end: int, changed: Mapping[Span, str]) -> Iterator[str]:
+    """`[start, end)` of a text, in which some parts have another text. Parts that have moved have none."""
+    for (first, last), text in sorted(changed.items()):
         if start <= first and last <= end:
             yield source[start:first]
+            yield text
             start = last
     yield source[start:end]
 

@@ -97,12 +97,16 @@ class _Runs:
         self._run = RunBuilder()
         self._done = offset
         """End of the part of the document that was read."""
+        self._label: str | None = None
+        """The label of the current link, if its text is its label."""
 
     def of(self, events: Iterator[tuple[Any, int, int]]) -> list[Run]:
         """The runs of events, in order."""
         waiting = deque((*_named(event), start + self._offset, end + self._offset) for event, start, end in events)
         while waiting:
             kind, name, about, start, end = waiting.popleft()
+            if name == "Image" and about["link_type"] == "Collapsed":
+                end = self._after_brackets(end)
             if kind == "Start" and name in _BLOCKS:
                 self._block(name, _inner(waiting, name))
             elif kind == "Start" and name == "Image":
@@ -111,7 +115,12 @@ class _Runs:
             elif kind == "Start" and name == "Link" and about["link_type"] in ("Autolink", "Email"):
                 self._run.atom("".join(str(text) for _, _, text, _, _ in _inner(waiting, name)), start, end)
             elif kind == "Start" and name in _ELEMENTS:
+                if name == "Link":
+                    self._label = about["id"] if about["link_type"] in ("Shortcut", "Collapsed") else None
                 self._run.open(name, start, self._begin(waiting[0][3]) if waiting[0][0] != "End" else end)
+            elif kind == "End" and name == "Link" and self._label is not None:
+                start, end = max(self._done, start), self._after_brackets(end)
+                self._run.close(name, start, end, f"{self._source[start:end].removesuffix('[]')}[{self._label}]")
             elif kind == "End" and name in _ELEMENTS:
                 self._run.close(name, max(self._done, start), end)
             elif kind in ("Start", "End", "Rule", "HardBreak"):
@@ -127,6 +136,10 @@ class _Runs:
     def _begin(self, start: int) -> int:
         """The start of text, including a backslash before it that its event omits."""
         return start - (start - 1 >= self._done and self._source[start - 1] == "\\")
+
+    def _after_brackets(self, end: int) -> int:
+        """The end of a link whose text is its label. Its event omits the brackets of `[label][]`."""
+        return end + 2 * self._source.startswith("[]", end)
 
     def _inline(self, kind: str, about: Any, start: int, end: int) -> None:
         if kind == "Text":

@@ -73,7 +73,7 @@ def _order(pair: Range) -> tuple[int, int]:
 def _node(source: str, run: Run, pair: Range, start: int, length: int, at: list[int]) -> Node:
     first, last = (run.marks[index] if 0 <= index < len(run.marks) else None for index in pair)
     if first is last and first is not None:
-        raw = source[slice(*first.source)]
+        raw = first.text(source)
         if first.kind == "atom":
             literal = run.text[first.start : first.end]
             is_spaced = run.text[first.start - 1 : first.start] in ("", " ") and run.text[
@@ -85,9 +85,9 @@ def _node(source: str, run: Run, pair: Range, start: int, length: int, at: list[
         return Node(raw, source=(place, place), spaced=run.text[max(0, first.start - 1) : first.start + 1] == "  ")
     node = Node("", source=(0, length), begins=first is None, ends=last is None)
     if first is not None:
-        node = replace(node, before=source[slice(*first.source)], source=(at[first.start - start], node.source[1]))
+        node = replace(node, before=first.text(source), source=(at[first.start - start], node.source[1]))
     if last is not None:
-        node = replace(node, after=source[slice(*last.source)], source=(node.source[0], at[last.start - start]))
+        node = replace(node, after=last.text(source), source=(node.source[0], at[last.start - start]))
     return node
 
 

@@ -224,6 +224,28 @@ def test_markdown(markdown: str, expected: str) -> None:
     assert reversed_words(markdown, "markdown") == expected
 
 
+DEFINED = "\n\n[eins]: http://a\n[zwei drei]: http://b 'T'\n[ein hund! er da!]: c\n"
+
+
+@pytest.mark.parametrize(
+    ("markdown", "expected"),
+    [
+        ("[eins][] a [Zwei drei] b", "b [drei Zwei][Zwei drei] a [eins][eins]"),
+        ("> [zwei\n> drei] a", "> a [drei zwei][zwei drei]"),
+        ("[Ein Hund! Er da!]", "[Hund! Ein da! Er][Ein Hund! Er da!]"),
+        ("[eins]", "[eins][eins]"),
+        ("a [zwei drei][eins]", "[drei zwei][eins] a"),
+        ("a ![eins][]b c", "![eins][]c b a"),
+        ("- [zwei drei][]\n- [x]", "- [drei zwei][zwei drei]\n- [x]"),
+        ("**a [eins]** b", "b **[eins][eins] a**"),
+    ],
+)
+def test_links_keep_their_labels(markdown: str, expected: str) -> None:
+    document = taken_apart(markdown + DEFINED, "markdown")
+    assert document.text([backwards(one) for one in document.segments]) == expected + DEFINED
+    assert document.text([None] * len(document.segments)) == markdown + DEFINED
+
+
 def test_letters_of_markup_that_are_text_stay_text() -> None:
     assert reversed_words("a <b", "html") == "&lt;b a"
     assert reversed_words("5\\* a", "markdown") == "a 5*"
