@@ -107,13 +107,17 @@ class _Runs:
             kind, name, about, start, end = waiting.popleft()
             if name == "Image" and about["link_type"] == "Collapsed":
                 end = self._after_brackets(end)
+            done = start if kind == "Start" else end
             if kind == "Start" and name in _BLOCKS:
                 self._block(name, _inner(waiting, name))
+                done = end
             elif kind == "Start" and name == "Image":
                 _inner(waiting, name)
                 self._run.point(start, end)
+                done = end
             elif kind == "Start" and name == "Link" and about["link_type"] in ("Autolink", "Email"):
                 self._run.atom("".join(str(text) for _, _, text, _, _ in _inner(waiting, name)), start, end)
+                done = end
             elif kind == "Start" and name in _ELEMENTS:
                 if name == "Link":
                     self._label = about["id"] if about["link_type"] in ("Shortcut", "Collapsed") else None
@@ -126,10 +130,10 @@ class _Runs:
             elif kind in ("Start", "End", "Rule", "HardBreak"):
                 self._end()
             elif kind == "InlineHtml":
-                self._tag(start, end, waiting)
+                done = self._tag(start, end, waiting)
             else:
                 self._inline(kind, about, start, end)
-            self._done = start if kind == "Start" and name not in (*_BLOCKS, "Image") else end
+            self._done = done
         self._end()
         return self._found
 
@@ -165,8 +169,8 @@ class _Runs:
             done = address.end()
         self._run.text(text[done:], start + done, end)
 
-    def _tag(self, start: int, end: int, waiting: deque[Event]) -> None:
-        """A tag of HTML within text."""
+    def _tag(self, start: int, end: int, waiting: deque[Event]) -> int:
+        """A tag of HTML within text; returns the end of what was read, which may be an element."""
         tag = _TAG.match(self._source, start)
         name = tag[2].lower() if tag else COMMENT
         if name not in INLINE:
@@ -184,9 +188,9 @@ class _Runs:
                     break
                 inner.append(str(about or " "))
             self._run.atom(" ".join("".join(inner).split()), start, end)
-            self._done = end
         else:
             self._run.open(name, start, end)
+        return end
 
     def _block(self, name: str, inner: list[Event]) -> None:
         """A block that is not Markdown."""

@@ -205,6 +205,8 @@ def test_without_attention_tags_end_segments() -> None:
         ("ein `a. b` zwei", "zwei `a. b` ein"),
         ("ein https://a.b/c?d zwei", "zwei https://a.b/c?d ein"),
         ("ein <https://a.b/c> zwei", "zwei <https://a.b/c> ein"),
+        ("ein **zwei <https://a.b/c>** drei", "drei **<https://a.b/c> zwei** ein"),
+        ("ein **zwei <kbd>a b</kbd>** drei", "drei **<kbd>a b</kbd> zwei** ein"),
         ("ein ![x *y*](z.png) zwei", "![x *y*](z.png) zwei ein"),
         ("- [ ] ein zwei\n- [x] drei vier", "- [ ] zwei ein\n- [x] vier drei"),
         ("| a b | c |\n|--|--|\n| *d e* f | g \\| h |\n", "| b a | c |\n|--|--|\n| f *e d* | h \\| g |\n"),
