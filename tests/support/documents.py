@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tfexport.documents.document import Document, Segment, document
+from tfexport.documents.markdown_text import events, front_matter
 from tfexport.documents.options import Markup, Split
 from tfexport.documents.placing import Aligned
 
@@ -177,6 +178,19 @@ def gaps(document: Document) -> list[str]:
     """What stands around the segments."""
     places = [0, *(place for one in document.segments for place in (one.start, one.end)), len(document.source)]
     return [document.source[start:end] for start, end in zip(places[::2], places[1::2], strict=True)]
+
+
+def seen(markdown: str) -> list[str]:
+    """What a reader of Markdown sees: text without white space, and the beginnings and ends of elements."""
+    found: list[str] = []
+    for event, _, _ in events(markdown[front_matter(markdown) :]):
+        if isinstance(event, dict) and ("Text" in event or "Code" in event):
+            found += "".join("".join(event.values()).split())
+        elif isinstance(event, dict) and "Link" in str(event.get("Start")):
+            found.append(str(event["Start"]["Link"]["dest_url"]))
+        elif event not in ("SoftBreak", "HardBreak"):
+            found.append(repr(event))
+    return found
 
 
 _TAG = re.compile(r"<(/?)([a-z]+)[^>]*>")

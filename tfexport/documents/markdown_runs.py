@@ -6,15 +6,14 @@ Everything outside runs is copied: code blocks, link addresses, and the marks of
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 from tfexport.documents.html_runs import COMMENT, INLINE, UNTRANSLATED, VOID, html_runs
+from tfexport.documents.markdown_text import events, front_matter
 from tfexport.documents.runs import Run, RunBuilder
-from tfexport.system.imports import import_failure
 
 _ELEMENTS = frozenset({"Emphasis", "Strong", "Strikethrough", "Link"})
 """Elements with text within a sentence, and marks around the text."""
@@ -26,9 +25,6 @@ Event = tuple[str, str, Any, int, int]
 
 _ADDRESS = re.compile(r"(?:https?://|www\.)[^\s<>]*[^\s<>.,;:!?'\")\]]")
 _TAG = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9-]*)")
-_SPECIAL = re.compile(r"[\\`*_\[\]<>&~#|]|^\s*(?:[-+=]|\d+[.)])")
-_TO_ESCAPE = re.compile(r"[\\`*_\[\]<~|]|&(?=#?\w+;)|^\s*\d*(?P<first>[-+=>#.)])")
-_FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n.*?^(?:---|\.\.\.)[ \t]*\r?$", re.DOTALL | re.MULTILINE)
 
 
 def markdown_runs(source: str) -> list[Run]:
@@ -37,51 +33,8 @@ def markdown_runs(source: str) -> list[Run]:
     Raises:
         RuntimeUnavailable: pyromark is not installed.
     """
-    front = _FRONT_MATTER.match(source)
-    start = front.end() if front else 0
-    return _Runs(source, start).of(_events(source[start:]))
-
-
-def escaped(text: str) -> str:
-    """Text with the escapes of Markdown: backslashes before characters that would be markup."""
-    if not _SPECIAL.search(text) or (_reads_as_text(text) and "|" not in text):
-        return text
-    return _TO_ESCAPE.sub(_with_backslash, text)
-
-
-def _with_backslash(found: re.Match[str]) -> str:
-    place = found.start("first") if found["first"] else found.start()
-    return f"{found.string[found.start() : place]}\\{found.string[place : found.end()]}"
-
-
-def _reads_as_text(text: str) -> bool:
-    """Whether a line of Markdown is plain text without markup."""
-    events = [event for event, _, _ in _events(text)]
-    inner = events[1:-1]
-    is_paragraph = bool(inner) and events[0] == {"Start": "Paragraph"}
-    return (
-        is_paragraph
-        and all(isinstance(one, dict) and "Text" in one for one in inner)
-        and ("".join(one["Text"] for one in inner) == text.strip())
-    )
-
-
-def _events(text: str) -> Iterator[tuple[Any, int, int]]:
-    """The parser's events for a text, with their characters `[from, to)`."""
-    try:
-        import pyromark
-    except ImportError as error:
-        absent = "Markdown is read by pyromark, which is not installed: pip install 'tfexport[documents]'."
-        raise import_failure(error, "pyromark", absent) from error
-    read = pyromark.Options
-    options = read.ENABLE_TABLES | read.ENABLE_STRIKETHROUGH | read.ENABLE_TASKLISTS
-    found = pyromark.events_with_range(text, options=options)
-    if text.isascii():
-        yield from ((event, place["start"], place["end"]) for event, place in found)
-        return
-    starts = list(accumulate(len(letter.encode("utf-8", "surrogatepass")) for letter in text))
-    for event, place in found:  # the place is in bytes
-        yield event, bisect_right(starts, place["start"]), bisect_right(starts, place["end"])
+    start = front_matter(source)
+    return _Runs(source, start).of(events(source[start:]))
 
 
 class _Runs:
@@ -205,7 +158,7 @@ class _Runs:
 
     def _end(self) -> None:
         if self._run.has_text:
-            self._found.append(self._run.run(escaped))
+            self._found.append(self._run.run(None))
         self._run = RunBuilder()
 
 

@@ -55,8 +55,8 @@ class Run:
     text: str
     origins: Sequence[tuple[int, int]] | None = None
     marks: list[Mark] = field(default_factory=list)
-    escape: Callable[[str], str] = str
-    """Function that writes text in the format of the document."""
+    escape: Callable[[str], str] | None = str
+    """Function that writes text in the format of the document. None in Markdown, where it depends on the whole document."""
 
     def begin(self, place: int) -> int:
         """The start in the document of the character at a place."""
@@ -157,7 +157,7 @@ class RunBuilder:
         self._marks[place] = Mark("open", first.start, first.end, first.source, len(self._marks))
         self._add("close", start, end, place, written)
 
-    def run(self, escape: Callable[[str], str]) -> Run:
+    def run(self, escape: Callable[[str], str] | None) -> Run:
         """The finished run."""
         return Run("".join(self._letters), self._origins, self._marks, escape)
 

@@ -13,7 +13,7 @@ import pytest
 from fuzz.documents import check
 from tests.support.documents import backwards, is_balanced, same, tags, taken_apart
 from tfexport.documents.document import Document
-from tfexport.documents.markdown_runs import escaped
+from tfexport.documents.markdown_text import written
 from tfexport.documents.options import DocumentOptions, InputDocumentOptions, Markup
 from tfexport.documents.placing import Aligned
 from tfexport.errors import RuntimeUnavailable, TfexportError
@@ -254,16 +254,80 @@ def test_letters_of_markup_that_are_text_stay_text() -> None:
     assert reversed_words("5 \\*a\\* b", "markdown") == "b \\*a\\* 5"
 
 
-@pytest.mark.parametrize("text", ["snake_case a", "a & b", "[1] a", "2 * 3", "a < b", "Haus!", "x~y"])
+def in_markdown(text: str, source: str = "Ein Hund.") -> str:
+    return taken_apart(source, "markdown").text([Aligned(text)])
+
+
+HARMLESS = (
+    "snake_case a",
+    "a & b",
+    "[1] a",
+    "2 * 3",
+    "a < b",
+    "Haus!",
+    "x~y",
+    "a | b",
+    "5* a",
+    "`",
+    "AT&T",
+    "a > b",
+    "#1",
+)
+
+
+@pytest.mark.parametrize("text", HARMLESS)
 def test_what_reads_as_text_has_no_backslashes(text: str) -> None:
-    assert escaped(text) == text
+    assert in_markdown(text) == text
 
 
-@pytest.mark.parametrize("text", ["*a*", "[a](b)", "<b>", "# a", "1. a", "&lt;", "`a`", "a | b", "- a", "**a** b"])
-def test_what_reads_as_markup_has_backslashes(text: str) -> None:
-    assert escaped(text) != text
-    words = "".join("".join(texts(taken_apart(escaped(text), "markdown"))).split())
-    assert words.replace("\\", "") == "".join(text.split()).replace("\\", "")
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("*a* b_c * d", "\\*a\\* b_c * d"),
+        ("[a](b)", "\\[a\\](b)"),
+        ("<b> x", "\\<b> x"),
+        ("# a", "\\# a"),
+        ("1. a", "1\\. a"),
+        ("- a", "\\- a"),
+        ("+ a", "\\+ a"),
+        ("* a", "\\* a"),
+        ("> a", "\\> a"),
+        ("&lt;", "\\&lt;"),
+        ("`a`", "\\`a\\`"),
+        ("~~a~~", "\\~\\~a\\~\\~"),
+        ("_a_", "\\_a\\_"),
+        ("```", "\\`\\`\\`"),
+        ("a\\*", "a\\\\\\*"),
+        ("---", "\\---"),
+    ],
+)
+def test_what_reads_as_markup_has_backslashes(text: str, expected: str) -> None:
+    assert in_markdown(text) == expected
+    assert "".join(texts(taken_apart(expected, "markdown"))) == text or not any(map(str.isalnum, text))
+
+
+@pytest.mark.parametrize(
+    ("markdown", "expected"),
+    [
+        ("Ein Hund. \\*Katze\\* läuft.",) * 2,
+        ("Es gibt 2\\*3 Hunde. Es gibt 4\\*5 Hunde.",) * 2,
+        ("Es gibt 2*3 Hunde. Es gibt 4\\*5 Hunde.", "Es gibt 2\\*3 Hunde. Es gibt 4\\*5 Hunde."),
+        ("Es gibt 2\\*3. Es gibt 4\\*5.\n\nNimm 2\\*.", "Es gibt 2\\*3. Es gibt 4\\*5.\n\nNimm 2*."),
+        ("> Ein \\*Hund\n> da\\* und.", "> Ein \\*Hund da\\* und."),
+        ("Siehe \\[1]. Ja.\n\n[1]: x\n", "Siehe \\[1\\]. Ja.\n\n[1]: x\n"),
+        ("Siehe \\[1]. Ja.\n", "Siehe [1]. Ja.\n"),
+        ("| Ein\\|Hund |\n|--|\n",) * 2,
+        ("---\na: '\n```\n'\n---\nNimm `.",) * 2,
+        ("Ein \\*Hund **da** und\\* dort.",) * 2,
+        ("Ein Hund.\n\\*Er\\* da.",) * 2,
+    ],
+)
+def test_escapes_depend_on_the_document(markdown: str, expected: str) -> None:
+    assert unchanged(markdown, "markdown") == expected
+
+
+def test_an_exclamation_mark_makes_no_image_of_a_link() -> None:
+    assert written([("Hund!", 0), ("[", -1), ("da!", 0), ("](x)", -1)]) == "Hund\\![da!](x)"
 
 
 def test_options_that_cannot_be_used() -> None:
