@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from tfexport.documents.html_runs import COMMENT, INLINE, UNTRANSLATED, VOID, html_runs
+from tfexport.documents.html_runs import COMMENT, INLINE, RAISED, UNTRANSLATED, VOID, html_runs
 from tfexport.documents.markdown_text import events, front_matter
 from tfexport.documents.runs import Run, RunBuilder
 
@@ -132,6 +132,10 @@ class _Runs:
             self._run.point(start, end)
         elif tag[1]:
             self._run.close(name, start, end)
+        elif name in RAISED and self._is_number(name, waiting):
+            waiting.popleft()
+            end = waiting.popleft()[4]
+            self._run.point(start, end)
         elif name in UNTRANSLATED:
             inner = []
             while waiting and waiting[0][0] not in ("Start", "End"):
@@ -144,6 +148,15 @@ class _Runs:
         else:
             self._run.open(name, start, end)
         return end
+
+    def _is_number(self, name: str, waiting: deque[Event]) -> bool:
+        """Whether an element has only text, and that has no letters and is not within a word."""
+        if len(waiting) < 3 or waiting[0][0] != "Text" or waiting[1][0] != "InlineHtml":
+            return False
+        end = waiting[1][4]
+        is_closed = self._source[waiting[1][3] : end].lower() == f"</{name}>"
+        is_within = self._source[end : end + 1].isalnum()
+        return is_closed and not is_within and not any(map(str.isalpha, waiting[0][2]))
 
     def _block(self, name: str, inner: list[Event]) -> None:
         """A block that is not Markdown."""

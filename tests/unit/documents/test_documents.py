@@ -162,6 +162,41 @@ def test_tags_that_are_not_balanced_stay_wherever(html: str) -> None:
     assert sorted(re.findall("<[^>]*>", reversed_words(html, "html"))) == sorted(re.findall("<[^>]*>", html))
 
 
+NOTE = '<sup class=n><a href="#1">[1]</a></sup>'
+
+
+@pytest.mark.parametrize(
+    ("html", "sentences"),
+    [
+        ("Ein Mann sitzt im Park.<sup>1</sup> Ein Hund.", ["Ein Mann sitzt im Park.", "Ein Hund."]),
+        (f"Ein Mann.{NOTE} Ein Hund.{NOTE}", ["Ein Mann.", "Ein Hund."]),
+        ("Ein <b>Hund.<sub>&nbsp;2&dagger;</sub></b> Er da.", ["Ein Hund.", "Er da."]),
+        ("H<sub>2</sub>O da", ["H2O da"]),
+        ("Der 1<sup>er</sup> da", ["Der 1er da"]),
+        ("Ein Hund<sup>1 da", ["Ein Hund1 da"]),
+        ("Ein Hund<sup>1<p>da</sup>", ["Ein Hund1", "da"]),
+        ("Ein <b>Hund<sup>1</b> da</sup>", ["Ein Hund1 da"]),
+    ],
+)
+def test_numbers_of_footnotes_are_copied(html: str, sentences: list[str]) -> None:
+    is_plain = not re.search("<[ap]|&", html)  # in Markdown, a number with other marks is read
+    for markup in ("html", "markdown")[: 1 + is_plain]:
+        assert_copied(html, sentences, markup)
+
+
+def assert_copied(html: str, sentences: list[str], markup: Markup) -> None:
+    assert texts(taken_apart(html, markup)) == sentences
+    assert Counter(tags(reversed_words(html, markup))) == Counter(tags(html))
+    if sentences[0].endswith("."):
+        assert unchanged(html, markup) == html
+
+
+def test_raised_elements_without_an_end_are_searched_once() -> None:
+    began = time.process_time()
+    assert len(taken_apart("<sup>1" * 20_000 + "<sub><b>2" * 20_000, "html").segments) == 1
+    assert time.process_time() - began < 20
+
+
 def test_tags_of_a_sentence_are_placed_one_after_the_other() -> None:
     html = "eins" + "<wbr>" * 40_000 + " zwei"  # to compare each with every other takes more than a minute
     began = time.process_time()
