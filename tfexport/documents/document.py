@@ -213,7 +213,7 @@ def _with_marks(new: Aligned, nodes: Sequence[Node], segment: Segment, run: Run,
     """
     parts = [(True, new.text)]
     if nodes:
-        found = units(new)
+        found = units(new, segment.text, nodes)
         place_all(nodes, new, found, segment.text)
         parts = rendered(new.text, nodes, found)
     for is_text, group in groupby((one for one in parts if one[1]), key=itemgetter(0)):

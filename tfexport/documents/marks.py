@@ -76,19 +76,25 @@ def _node(source: str, run: Run, pair: Range, start: int, length: int, at: list[
         raw = first.text(source)
         if first.kind == "atom":
             literal = run.text[first.start : first.end]
-            is_spaced = run.text[first.start - 1 : first.start] in ("", " ") and run.text[
-                first.end : first.end + 1
-            ] in ("", " ")
             node = Node("", source=(at[first.start - start], at[first.end - start]), copied=raw, literal=literal)
-            return replace(node, spaced=is_spaced)
-        place = at[first.start - start]
-        return Node(raw, source=(place, place), spaced=run.text[max(0, first.start - 1) : first.start + 1] == "  ")
+        else:
+            place = at[first.start - start]
+            node = Node(raw, source=(place, place))
+        # In the document too: in `a [![b](c)](d) e`, the image has no space beside it.
+        node.space_before = _is_space(run.text, first.start - 1) and _is_space(source, first.source[0] - 1)
+        node.space_after = _is_space(run.text, first.end) and _is_space(source, first.source[1])
+        return node
     node = Node("", source=(0, length), begins=first is None, ends=last is None)
     if first is not None:
         node = replace(node, before=first.text(source), source=(at[first.start - start], node.source[1]))
     if last is not None:
         node = replace(node, after=last.text(source), source=(node.source[0], at[last.start - start]))
     return node
+
+
+def _is_space(text: str, place: int) -> bool:
+    """Whether a text has white space or an end at a place."""
+    return not 0 <= place < len(text) or text[place].isspace()
 
 
 def _tree(found: list[tuple[Range, Node]]) -> list[Node]:

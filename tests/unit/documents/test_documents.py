@@ -162,6 +162,52 @@ def test_tags_that_are_not_balanced_stay_wherever(html: str) -> None:
     assert sorted(re.findall("<[^>]*>", reversed_words(html, "html"))) == sorted(re.findall("<[^>]*>", html))
 
 
+@pytest.mark.parametrize(
+    ("html", "backward"),
+    [
+        ("die <code>int</code>s im Park", "Park im <code>int</code>s die"),
+        ("<var>n</var>x", "<var>n</var>x"),
+        ("a b<var>n</var><var>m</var>c", "b<var>n</var><var>m</var>c a"),
+        ("das <code>f()</code>s da", "da <code>f()</code>s das"),
+        ("eine <b>Dampf</b>maschine", "<b>Dampf</b>maschine eine"),
+        ("eine Donau<wbr>dampf<i>fahrt</i>", "Donau<wbr>dampf<i>fahrt</i> eine"),
+        ("a Donau<b>fahrt</b> und <i>Donau</i>fahrt", "Donau<b>fahrt</b> und <i>Donau</i>fahrt a"),
+        ("<b>die <code>int</code>s</b> im", "im <b><code>int</code>s die</b>"),
+    ],
+)
+def test_parts_of_a_word(html: str, backward: str) -> None:
+    assert unchanged(html, "html") == html
+    assert reversed_words(html, "html") == backward
+
+
+def translated(source: str, new: str, markup: Markup = "html") -> str:
+    """The words of the translation are assumed to be in the order of the source."""
+    return taken_apart(source, markup).text([Aligned(new)])
+
+
+def test_copied_parts_have_space_beside_words() -> None:
+    source = "die <code>int</code>s im Park"
+    assert translated(source, "the ints in the park") == "the <code>int</code>s in the park"
+    assert translated(source, "the int values in the park") == "the <code>int</code> values in the park"
+    assert translated("(<code>a b</code>) oder nicht", "this one") == "<code>a b</code> this one"
+    assert translated("配列<code>a b</code>の要素", "要素です") == "<code>a b</code>要素です"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("Er kommt zum Bild ![Bild](x.png).", "Picture approaching. ![Bild](x.png)"),
+        ("Im Park<sup>2</sup> am Haus", "in park<sup>2</sup> by house"),
+        ("Ein [![x](y)](z) da", "one [![x](y)](z) there"),
+        ("Ein ![x](y) da", "one ![x](y) there"),
+        ("Ein![x](y) da", "one![x](y) there"),
+        ("Ein ![x](y)da", "one ![x](y) there"),
+    ],
+)
+def test_images_keep_the_space_beside_them(source: str, expected: str) -> None:
+    assert translated(source, re.sub(r"\s*(!?\[.*\)|<sup.*/sup>)", "", expected), "markdown") == expected
+
+
 NOTE = '<sup class=n><a href="#1">[1]</a></sup>'
 
 
@@ -272,7 +318,7 @@ DEFINED = "\n\n[eins]: http://a\n[zwei drei]: http://b 'T'\n[ein hund! er da!]: 
         ("[Ein Hund! Er da!]", "[Hund! Ein da! Er][Ein Hund! Er da!]"),
         ("[eins]", "[eins][eins]"),
         ("a [zwei drei][eins]", "[drei zwei][eins] a"),
-        ("a ![eins][]b c", "![eins][]c b a"),
+        ("a ![eins][]b c", "![eins][] c b a"),
         ("- [zwei drei][]\n- [x]", "- [drei zwei][zwei drei]\n- [x]"),
         ("**a [eins]** b", "b **[eins][eins] a**"),
     ],
