@@ -8,7 +8,18 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 
-from tests.support.documents import backwards, gaps, is_balanced, noise, random_document, same, tags, taken_apart
+from tests.support.documents import (
+    backwards,
+    exact,
+    gaps,
+    is_balanced,
+    noise,
+    random_document,
+    same,
+    seen,
+    tags,
+    taken_apart,
+)
 from tfexport.documents.html_runs import html_runs
 
 
@@ -42,6 +53,9 @@ def check(number: int) -> Counter[str]:
             assert new.count("https://a.b/c") >= text.count("https://a.b/c")
             assert new.count("](http://x.y 'T. U')") == text.count("](http://x.y 'T. U')")
             assert new.count("x. y\n```") == text.count("x. y\n```")
+    if markup == "markdown":
+        before, after = seen(text), seen(found.text([exact(one) for one in found.segments]))
+        assert Counter(before) == Counter(after), f"{Counter(before)} {Counter(after)}"
     return Counter(
         documents=1, segments=len(parts), pieces=sum(one.is_piece for one in found.segments), characters=len(text)
     )

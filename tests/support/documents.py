@@ -158,6 +158,12 @@ def same(segment: Segment) -> Aligned:
     return Aligned(segment.text, words, words, np.eye(len(words), dtype=np.float32))
 
 
+def exact(segment: Segment) -> Aligned:
+    """The source as its own translation, with each character as a token."""
+    letters = [(place, place + 1) for place in range(len(segment.text))]
+    return Aligned(segment.text, letters, letters, np.eye(len(letters), dtype=np.float32))
+
+
 def backwards(segment: Segment) -> Aligned:
     """The words in the other order."""
     text = " ".join(segment.text.split()[::-1])

@@ -62,6 +62,12 @@ class Node:
     """Whether it stays open after the sentence."""
     children: list[Node] = field(default_factory=list)
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether it is only emphasis of Markdown. Without words, its marks would be read as text, or as a code fence."""
+        marks = (self.before, self.after)
+        return all(mark and not mark.strip("*_~") for mark in marks) and all(one.is_bare for one in self.children)
+
 
 def units(aligned: Aligned, source: str, nodes: Sequence[Node]) -> list[Span]:
     """The words and punctuation of a translation; in scripts without spaces, its tokens.
@@ -187,15 +193,18 @@ class _Placer:
             self.place(node.children, node.at)
 
     def _copy_of(self, node: Node, free: NDArray[np.bool_]) -> Span | None:
-        """The units that already contain the copied text."""
+        """The units that already contain the copied text. Of several, those with the most attention to it."""
+        best, found = -1.0, None
         start = self.text.find(node.literal) if node.literal else -1
         while start >= 0:
             end = start + len(node.literal)
             first, last = self.starts.get(start, -1), self.ends.get(end, -1)
             if 0 <= first <= last and free[first : last + 1].all():
-                return first, last + 1
+                share = float(self.weights[first : last + 1, slice(*node.source)].sum())
+                if share > best:
+                    best, found = share, (first, last + 1)
             start = self.text.find(node.literal, start + 1)
-        return None
+        return found
 
     def _part(self, node: Node, within: Span, free: NDArray[np.bool_]) -> Span:
         start, end = node.source
@@ -290,6 +299,8 @@ def rendered(text: str, nodes: Sequence[Node], found: Sequence[Span]) -> list[tu
 def _flat(nodes: Sequence[Node]) -> list[Node]:
     flat: list[Node] = []
     for node in nodes:
+        if node.is_bare:
+            continue
         inner = _flat(node.children)
         text = "".join(one.before + (one.copied or "") + one.after for one in inner)
         flat.append(Node(node.before + (node.copied or "") + text + node.after))
@@ -325,6 +336,8 @@ def _render(
         first, end = node.at
         words(first)
         is_empty = first == end
+        if is_empty and node.is_bare:
+            continue
         if not is_empty or node.space_before or not node.space_after:
             gap()  # otherwise the node follows the word before it, as the number of a footnote does
         if is_empty and first > within[0] and not _ends_with_space(parts):

@@ -8,10 +8,11 @@ import time
 from collections import Counter
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
 from fuzz.documents import check
-from tests.support.documents import backwards, is_balanced, same, tags, taken_apart
+from tests.support.documents import backwards, exact, is_balanced, same, tags, taken_apart
 from tfexport.documents.document import Document
 from tfexport.documents.markdown_text import written
 from tfexport.documents.options import DocumentOptions, InputDocumentOptions, Markup
@@ -191,6 +192,21 @@ def test_copied_parts_have_space_beside_words() -> None:
     assert translated(source, "the int values in the park") == "the <code>int</code> values in the park"
     assert translated("(<code>a b</code>) oder nicht", "this one") == "<code>a b</code> this one"
     assert translated("配列<code>a b</code>の要素", "要素です") == "<code>a b</code>要素です"
+
+
+def test_emphasis_without_words_is_left_out() -> None:
+    assert translated("Ein **Hund** da", "", "markdown") == ""
+    assert translated("Ein **[Hund](x)** da", "", "markdown") == "**[](x)**"
+    assert translated("<b>Ein</b> Hund da", "") == "<b></b>"
+    no_attention = np.array([[1, 0, 0], [0, 0, 1]], np.float32)  # to the second word
+    new = Aligned("one there", [(0, 3), (4, 9)], [(0, 3), (4, 8), (9, 11)], no_attention)
+    for markdown in ("Ein **Hund** da", "Ein ***Hund*** da", "Ein ~~Hund~~ da"):
+        assert taken_apart(markdown, "markdown").text([new]) == "one there"
+
+
+def test_of_equal_texts_the_aligned_one_is_copied_code() -> None:
+    document = taken_apart("ls und `ls`", "markdown")
+    assert document.text([exact(one) for one in document.segments]) == "ls und `ls`"
 
 
 @pytest.mark.parametrize(
