@@ -80,6 +80,12 @@ MARKDOWN = (
         "![x](y)",
         "<b>Hund</b>",
         "\\*",
+        "[Hund][]",
+        "[Hund] ",
+        "\n\n[hund]: http://z.y\n\n",
+        "2\\*3 ",
+        "\\[Hund] ",
+        "<sup>1</sup> ",
     ),
     *(
         "\n\n```\nx. y\n```\n\n",
