@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import random
 import re
 from collections.abc import Sequence
@@ -198,6 +199,8 @@ def seen(markdown: str) -> list[str]:
     for event, _, _ in events(markdown[front_matter(markdown) :]):
         if isinstance(event, dict) and ("Text" in event or "Code" in event):
             found += "".join("".join(event.values()).split())
+        elif isinstance(event, dict) and "Html" in event:
+            found += "".join(html.unescape(event["Html"]).split())
         elif isinstance(event, dict) and "Link" in str(event.get("Start")):
             found.append(str(event["Start"]["Link"]["dest_url"]))
         elif event not in ("SoftBreak", "HardBreak"):
@@ -209,9 +212,9 @@ _TAG = re.compile(r"<(/?)([a-z]+)[^>]*>")
 _VOID = {"br", "img", "wbr"}
 
 
-def tags(html: str) -> list[str]:
+def tags(text: str) -> list[str]:
     """The tags of HTML, as they are written."""
-    return [found.group() for found in _TAG.finditer(html)]
+    return [found.group() for found in _TAG.finditer(text)]
 
 
 def is_balanced(found: Sequence[str]) -> bool:

@@ -36,14 +36,15 @@ def nodes_of(source: str, run: Run, start: int, end: int) -> tuple[list[Node], l
     text, at = collapsed(run.text[start:end])
     elements = [found for index in touching if (found := _element(run, index, start, end))]
     known = {index for element in elements for index in element}
+    closing = {first: last for first, last in elements if first >= 0 and last < len(run.marks)}
+    furthest = -1  # the last mark of the elements before
     chosen = list(elements)
     for index in touching:
         mark = run.marks[index]
         is_within = start <= mark.start <= mark.end <= end if mark.kind == "atom" else start < mark.start < end
         is_alone = mark.kind in ("atom", "point") or run.marks[mark.partner].start == mark.start
-        is_enclosed = mark.kind != "atom" and any(
-            0 <= first < index < last < len(run.marks) for first, last in elements
-        )
+        is_enclosed = mark.kind != "atom" and furthest > index
+        furthest = max(furthest, closing.get(index, -1))
         if index not in known and is_alone and (is_within or is_enclosed):
             chosen.append((index, index))
     moving = {index for pair in chosen for index in pair}

@@ -147,9 +147,15 @@ def pieces(text: str, start: int, end: int, fits: Callable[[int, int], bool], wh
 
 def _longest(start: int, end: int, guess: int, fits: Callable[[int, int], bool]) -> int:
     """The end of the longest part from `start` that fits; at least one character."""
-    if fits(start, end):
-        return end
-    low, high, place = start + 1, end, start + guess  # pieces have similar lengths
+    # Pieces have similar lengths. Longer parts are tried one after the other, so that not all of the rest is read each time.
+    low, high = start + 1, start + 2 * guess if guess else end
+    while high < end and fits(start, high):
+        low, high = high, start + 2 * (high - start)
+    if high >= end:
+        if fits(start, end):
+            return end
+        high = end
+    place = start + guess
     while high - low > 1:
         if not low < place < high:
             place = min(start + 2 * (low - start), (low + high) // 2)

@@ -14,9 +14,12 @@ import pytest
 from fuzz.documents import check
 from tests.support.documents import backwards, exact, is_balanced, same, tags, taken_apart
 from tfexport.documents.document import Document
+from tfexport.documents.html_runs import html_runs
 from tfexport.documents.markdown_text import written
+from tfexport.documents.marks import nodes_of
 from tfexport.documents.options import DocumentOptions, InputDocumentOptions, Markup
 from tfexport.documents.placing import Aligned
+from tfexport.documents.splitting import pieces
 from tfexport.errors import RuntimeUnavailable, TfexportError
 
 
@@ -113,6 +116,20 @@ def test_a_line_of_a_megabyte() -> None:
     found = taken_apart(text, most=500)
     assert max(map(len, texts(found))) <= 500
     assert len(found.segments) < 2.5 * len(text) / 500
+
+
+def test_pieces_are_found_without_reading_the_rest_each_time() -> None:
+    read = 0
+
+    def fits(start: int, end: int) -> bool:
+        nonlocal read
+        read += end - start
+        return end - start <= 100 + start // 100
+
+    text = "ein kurzer Satz, " * 3000
+    found = pieces(text, 0, len(text), fits)
+    assert len(found) > 150
+    assert read < 20 * len(text)
 
 
 def test_what_touches_in_the_source_has_a_space_where_the_target_has_spaces() -> None:
@@ -264,6 +281,16 @@ def test_tags_of_a_sentence_are_placed_one_after_the_other() -> None:
     began = time.process_time()
     assert Counter(tags(reversed_words(html, "html"))) == Counter(tags(html))
     assert time.process_time() - began < 30
+
+
+def test_marks_of_a_sentence_with_many_elements_are_found_at_once() -> None:
+    html = "Ein " + "<i>x</i> <wbr>" * 8_000 + " da"
+    [segment] = taken_apart(html, "html").segments
+    run = html_runs(html)[0]
+    began = time.process_time()
+    assert len(nodes_of(html, run, 0, len(run.text))[1]) == len(run.marks)
+    assert segment.end == len(html)
+    assert time.process_time() - began < 2
 
 
 @pytest.mark.parametrize("depth", [49, 51, 2000])
