@@ -1,4 +1,4 @@
-"""Random documents, taken apart and put together: nothing is lost, nothing comes twice, tags stay balanced.
+"""Random documents, taken apart and put together: nothing is lost, nothing comes twice, tags stay balanced, text stays text.
 
 python -m fuzz.documents --documents 10000
 """
@@ -8,7 +8,18 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 
-from tests.support.documents import backwards, gaps, is_balanced, noise, random_document, same, tags, taken_apart
+from tests.support.documents import (
+    backwards,
+    exact,
+    gaps,
+    is_balanced,
+    noise,
+    random_document,
+    same,
+    seen,
+    tags,
+    taken_apart,
+)
 from tfexport.documents.html_runs import html_runs
 
 
@@ -41,7 +52,12 @@ def check(number: int) -> Counter[str]:
         if markup == "markdown":
             assert new.count("https://a.b/c") >= text.count("https://a.b/c")
             assert new.count("](http://x.y 'T. U')") == text.count("](http://x.y 'T. U')")
+            before, after = ([one for one in seen(part) if one == "http://z.y"] for part in (text, new))
+            assert before == after, "links with labels have lost their address"
             assert new.count("x. y\n```") == text.count("x. y\n```")
+    if markup == "markdown":
+        before, after = seen(text), seen(found.text([exact(one) for one in found.segments]))
+        assert Counter(before) == Counter(after), f"{Counter(before)} {Counter(after)}"
     return Counter(
         documents=1, segments=len(parts), pieces=sum(one.is_piece for one in found.segments), characters=len(text)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import random
 import re
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tfexport.documents.document import Document, Segment, document
+from tfexport.documents.markdown_text import events, front_matter
 from tfexport.documents.options import Markup, Split
 from tfexport.documents.placing import Aligned
 
@@ -27,6 +29,10 @@ WORDS = (
     "שלום",
     "a\u200bb",
     "x",
+    "B",
+    "Plan B\xa0.",
+    "C\u202f",
+    "D\u3000.",
 )
 ENDS = (
     ". ",
@@ -41,6 +47,9 @@ ENDS = (
     ".\x0c",
     ".\u2028",
     ".\x85",
+    "\xa0. ",
+    "\u202f! ",
+    "\u3000. ",
     ", ",
     " -- ",
     ": ",
@@ -72,6 +81,12 @@ MARKDOWN = (
         "![x](y)",
         "<b>Hund</b>",
         "\\*",
+        "[Hund][]",
+        "[Hund] ",
+        "\n\n[hund]: http://z.y\n\n",
+        "2\\*3 ",
+        "\\[Hund] ",
+        "<sup>1</sup> ",
     ),
     *(
         "\n\n```\nx. y\n```\n\n",
@@ -150,6 +165,12 @@ def same(segment: Segment) -> Aligned:
     return Aligned(segment.text, words, words, np.eye(len(words), dtype=np.float32))
 
 
+def exact(segment: Segment) -> Aligned:
+    """The source as its own translation, with each character as a token."""
+    letters = [(place, place + 1) for place in range(len(segment.text))]
+    return Aligned(segment.text, letters, letters, np.eye(len(letters), dtype=np.float32))
+
+
 def backwards(segment: Segment) -> Aligned:
     """The words in the other order."""
     text = " ".join(segment.text.split()[::-1])
@@ -172,13 +193,28 @@ def gaps(document: Document) -> list[str]:
     return [document.source[start:end] for start, end in zip(places[::2], places[1::2], strict=True)]
 
 
+def seen(markdown: str) -> list[str]:
+    """What a reader of Markdown sees: text without white space, and the beginnings and ends of elements."""
+    found: list[str] = []
+    for event, _, _ in events(markdown[front_matter(markdown) :]):
+        if isinstance(event, dict) and ("Text" in event or "Code" in event):
+            found += "".join("".join(event.values()).split())
+        elif isinstance(event, dict) and "Html" in event:
+            found += "".join(html.unescape(event["Html"]).split())
+        elif isinstance(event, dict) and "Link" in str(event.get("Start")):
+            found.append(str(event["Start"]["Link"]["dest_url"]))
+        elif event not in ("SoftBreak", "HardBreak"):
+            found.append(repr(event))
+    return found
+
+
 _TAG = re.compile(r"<(/?)([a-z]+)[^>]*>")
 _VOID = {"br", "img", "wbr"}
 
 
-def tags(html: str) -> list[str]:
+def tags(text: str) -> list[str]:
     """The tags of HTML, as they are written."""
-    return [found.group() for found in _TAG.finditer(html)]
+    return [found.group() for found in _TAG.finditer(text)]
 
 
 def is_balanced(found: Sequence[str]) -> bool:

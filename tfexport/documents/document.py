@@ -5,7 +5,8 @@ Segments are in the order of the text and do not overlap. Text outside segments 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -13,6 +14,7 @@ from operator import itemgetter
 from tfexport.documents.html_runs import html_runs
 from tfexport.documents.joining import glue
 from tfexport.documents.markdown_runs import markdown_runs
+from tfexport.documents.markdown_text import Part, written
 from tfexport.documents.marks import collapsed, nodes_of
 from tfexport.documents.options import Markup, Split
 from tfexport.documents.placing import Aligned, Node, place_all, rendered, units
@@ -60,26 +62,49 @@ class Document:
             Segment(place.run.begin(place.start), place.run.end(place.end), _model_text(place), cut)
             for place, cut in zip(places, is_piece, strict=True)
         ]
+        self._rewritten = [
+            (run.marks[mark.partner].source[0] if mark.partner >= 0 else 0, *mark.source, mark.written)
+            for run in {id(place.run): place.run for place in places}.values()
+            for mark in run.marks
+            if mark.written is not None
+        ]
+        """Closing marks with another text beside a translation: the start of their element, `[start, end)`, and the text."""
 
     def text(self, translations: Sequence[Aligned | None]) -> str:
         """The text with its segments replaced by `translations`. Segments without a translation stay."""
-        parts: list[str] = []
+        parts: list[Part] = []
         done, last = 0, ""
-        skipped: list[Span] = []
-        for segment, place, new in zip(self.segments, self._places, translations, strict=True):
+        changed: dict[Span, str] = {}
+        rewritten = deque(self._rewritten)
+        for number, (place, new) in enumerate(zip(self._places, translations, strict=True)):
             if new is None:
                 last = ""
                 continue
+            segment = self.segments[number]
             nodes, consumed = nodes_of(self.source, place.run, place.start, place.end)
-            skipped += [mark.source for mark in consumed]
-            parts += _copied(self.source, done, segment.start, skipped)
+            moved = dict.fromkeys((mark.source for mark in consumed), "")
+            beside = self._beside(done, segment.start, rewritten)
+            parts += _copied(self.source, done, segment.start, beside | changed | moved)
             if place.touches and last:
-                parts.append(_between(place, last, new.text))
-            parts.append(_with_marks(new, nodes, segment, place.run))
+                parts.append((_between(place, last, new.text), -1))
+            parts += _with_marks(new, nodes, segment, place.run, number)
             done, last = segment.end, new.text
-            skipped = [mark.source for mark in consumed if mark.source[0] >= done]
-        parts += _copied(self.source, done, len(self.source), skipped)
-        return "".join(parts)
+            changed = {at: text for at, text in moved.items() if at[0] >= done}
+        parts += _copied(self.source, done, len(self.source), self._beside(done, len(self.source), rewritten) | changed)
+        return written([part for part in parts if part[0]])
+
+    def _beside(self, start: int, end: int, waiting: deque[tuple[int, int, int, str]]) -> dict[Span, str]:
+        """The new texts of marks in `[start, end)` whose element has a translation, which ends at `start`.
+
+        Args:
+            waiting: the marks that are not before `start`; those before `end` are removed.
+        """
+        found = {}
+        while waiting and waiting[0][2] <= end:
+            begin, first, last, text = waiting.popleft()
+            if begin < start <= first:
+                found[first, last] = text
+        return found
 
 
 def document(
@@ -167,13 +192,14 @@ def _model_text(place: _Place) -> str:
     return text if place.run.origins is None else collapsed(text)[0]
 
 
-def _copied(source: str, start: int, end: int, skipped: Sequence[Span]) -> Iterator[str]:
-    """`[start, end)` of a text without the parts `skipped`, which have moved."""
-    for first, last in sorted(skipped):
+def _copied(source: str, start: int, end: int, changed: Mapping[Span, str]) -> Iterator[Part]:
+    """`[start, end)` of a text, in which some parts have another text. Parts that have moved have none."""
+    for (first, last), text in sorted(changed.items()):
         if start <= first and last <= end:
-            yield source[start:first]
+            yield source[start:first], -1
+            yield text, -1
             start = last
-    yield source[start:end]
+    yield source[start:end], -1
 
 
 def _between(place: _Place, left: str, right: str) -> str:
@@ -183,14 +209,20 @@ def _between(place: _Place, left: str, right: str) -> str:
     return "" if is_word else glue(left, right)
 
 
-def _with_marks(new: Aligned, nodes: Sequence[Node], segment: Segment, run: Run) -> str:
-    """A translation with its marks, in the format of the document."""
-    if not nodes:
-        return run.escape(new.text)
-    found = units(new)
-    place_all(nodes, new, found, segment.text)
-    parts = rendered(new.text, nodes, found)
-    return "".join(
-        run.escape("".join(part for _, part in group)) if is_text else "".join(part for _, part in group)
-        for is_text, group in groupby((one for one in parts if one[1]), key=itemgetter(0))
-    )
+def _with_marks(new: Aligned, nodes: Sequence[Node], segment: Segment, run: Run, number: int) -> Iterator[Part]:
+    """A translation with its marks.
+
+    Args:
+        number: the number of the segment.
+    """
+    parts = [(True, new.text)]
+    if nodes:
+        found = units(new, segment.text, nodes)
+        place_all(nodes, new, found, segment.text)
+        parts = rendered(new.text, nodes, found)
+    for is_text, group in groupby((one for one in parts if one[1]), key=itemgetter(0)):
+        text = "".join(part for _, part in group)
+        if is_text and run.escape is None:
+            yield text, number
+        else:
+            yield run.escape(text) if is_text and run.escape else text, -1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from collections import deque
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from itertools import accumulate
@@ -40,6 +41,9 @@ INLINE = frozenset(
     | {"sub", "sup", "svg", "time", "tt", "u", "var", "wbr"}
 )
 """Elements that a sentence may contain. All others end the sentence."""
+
+RAISED = frozenset({"sub", "sup"})
+"""Elements that are copied if they have no letters, such as the number of a footnote. The model would read `Park.1`."""
 
 VOID = frozenset(
     {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr"}
@@ -166,9 +170,15 @@ class _Runs:
 
     def of(self, pieces: Iterator[Piece]) -> list[Run]:
         """The runs of pieces, in order."""
-        for kind, name, start, end, kept in pieces:
+        waiting = deque(pieces)
+        while waiting:
+            kind, name, start, end, kept = waiting.popleft()
             if kept or (kind == "open" and name in UNTRANSLATED):
-                self._keep(name, start, end, pieces)
+                self._keep(name, start, end, waiting)
+            elif kind == "open" and name in RAISED and (count := self._raised(waiting)):
+                for _ in range(count):
+                    end = waiting.popleft()[3]
+                self._run.point(start, end)
             elif kind == "text":
                 add_html_text(self._run, self._source, start, end)
             elif name not in INLINE:
@@ -183,10 +193,25 @@ class _Runs:
         self._end()
         return self._found
 
-    def _keep(self, name: str, start: int, end: int, pieces: Iterator[Piece]) -> None:
+    def _raised(self, waiting: deque[Piece]) -> int:
+        """The number of pieces up to the end of an element of `RAISED`; 0 if it has letters or is a part of a word."""
+        depth = 1
+        for count, (kind, name, start, end, _) in enumerate(waiting, start=1):
+            # Another one ends the search, so that elements without an end are not searched again and again.
+            if (kind == "open" and name in RAISED) or (kind != "text" and name not in INLINE):
+                return 0
+            if kind == "text" and any(map(str.isalpha, html.unescape(self._source[start:end]))):
+                return 0
+            depth += (kind == "open") - (kind == "close")
+            if not depth:
+                return count if name in RAISED and not self._source[end : end + 1].isalnum() else 0
+        return 0
+
+    def _keep(self, name: str, start: int, end: int, waiting: deque[Piece]) -> None:
         """Keep an element unchanged, up to its end or the end of the document."""
         depth, inner, last = 1, end, end
-        for kind, other, begin, last, _ in pieces:
+        while waiting:
+            kind, other, begin, last, _ = waiting.popleft()
             inner = last
             if other == name and kind in ("open", "close"):
                 depth += 1 if kind == "open" else -1

@@ -6,15 +6,14 @@ Everything outside runs is copied: code blocks, link addresses, and the marks of
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
-from tfexport.documents.html_runs import COMMENT, INLINE, UNTRANSLATED, VOID, html_runs
+from tfexport.documents.html_runs import COMMENT, INLINE, RAISED, UNTRANSLATED, VOID, html_runs
+from tfexport.documents.markdown_text import events, front_matter
 from tfexport.documents.runs import Run, RunBuilder
-from tfexport.system.imports import import_failure
 
 _ELEMENTS = frozenset({"Emphasis", "Strong", "Strikethrough", "Link"})
 """Elements with text within a sentence, and marks around the text."""
@@ -26,9 +25,6 @@ Event = tuple[str, str, Any, int, int]
 
 _ADDRESS = re.compile(r"(?:https?://|www\.)[^\s<>]*[^\s<>.,;:!?'\")\]]")
 _TAG = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9-]*)")
-_SPECIAL = re.compile(r"[\\`*_\[\]<>&~#|]|^\s*(?:[-+=]|\d+[.)])")
-_TO_ESCAPE = re.compile(r"[\\`*_\[\]<~|]|&(?=#?\w+;)|^\s*\d*(?P<first>[-+=>#.)])")
-_FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n.*?^(?:---|\.\.\.)[ \t]*\r?$", re.DOTALL | re.MULTILINE)
 
 
 def markdown_runs(source: str) -> list[Run]:
@@ -37,51 +33,8 @@ def markdown_runs(source: str) -> list[Run]:
     Raises:
         RuntimeUnavailable: pyromark is not installed.
     """
-    front = _FRONT_MATTER.match(source)
-    start = front.end() if front else 0
-    return _Runs(source, start).of(_events(source[start:]))
-
-
-def escaped(text: str) -> str:
-    """Text with the escapes of Markdown: backslashes before characters that would be markup."""
-    if not _SPECIAL.search(text) or (_reads_as_text(text) and "|" not in text):
-        return text
-    return _TO_ESCAPE.sub(_with_backslash, text)
-
-
-def _with_backslash(found: re.Match[str]) -> str:
-    place = found.start("first") if found["first"] else found.start()
-    return f"{found.string[found.start() : place]}\\{found.string[place : found.end()]}"
-
-
-def _reads_as_text(text: str) -> bool:
-    """Whether a line of Markdown is plain text without markup."""
-    events = [event for event, _, _ in _events(text)]
-    inner = events[1:-1]
-    is_paragraph = bool(inner) and events[0] == {"Start": "Paragraph"}
-    return (
-        is_paragraph
-        and all(isinstance(one, dict) and "Text" in one for one in inner)
-        and ("".join(one["Text"] for one in inner) == text.strip())
-    )
-
-
-def _events(text: str) -> Iterator[tuple[Any, int, int]]:
-    """The parser's events for a text, with their characters `[from, to)`."""
-    try:
-        import pyromark
-    except ImportError as error:
-        absent = "Markdown is read by pyromark, which is not installed: pip install 'tfexport[documents]'."
-        raise import_failure(error, "pyromark", absent) from error
-    read = pyromark.Options
-    options = read.ENABLE_TABLES | read.ENABLE_STRIKETHROUGH | read.ENABLE_TASKLISTS
-    found = pyromark.events_with_range(text, options=options)
-    if text.isascii():
-        yield from ((event, place["start"], place["end"]) for event, place in found)
-        return
-    starts = list(accumulate(len(letter.encode("utf-8", "surrogatepass")) for letter in text))
-    for event, place in found:  # the place is in bytes
-        yield event, bisect_right(starts, place["start"]), bisect_right(starts, place["end"])
+    start = front_matter(source)
+    return _Runs(source, start).of(events(source[start:]))
 
 
 class _Runs:
@@ -97,36 +50,53 @@ class _Runs:
         self._run = RunBuilder()
         self._done = offset
         """End of the part of the document that was read."""
+        self._label: str | None = None
+        """The label of the current link, if its text is its label."""
 
     def of(self, events: Iterator[tuple[Any, int, int]]) -> list[Run]:
         """The runs of events, in order."""
         waiting = deque((*_named(event), start + self._offset, end + self._offset) for event, start, end in events)
         while waiting:
             kind, name, about, start, end = waiting.popleft()
+            if name == "Image" and about["link_type"] == "Collapsed":
+                end = self._after_brackets(end)
+            done = start if kind == "Start" else end
             if kind == "Start" and name in _BLOCKS:
                 self._block(name, _inner(waiting, name))
+                done = end
             elif kind == "Start" and name == "Image":
                 _inner(waiting, name)
                 self._run.point(start, end)
+                done = end
             elif kind == "Start" and name == "Link" and about["link_type"] in ("Autolink", "Email"):
                 self._run.atom("".join(str(text) for _, _, text, _, _ in _inner(waiting, name)), start, end)
+                done = end
             elif kind == "Start" and name in _ELEMENTS:
+                if name == "Link":
+                    self._label = about["id"] if about["link_type"] in ("Shortcut", "Collapsed") else None
                 self._run.open(name, start, self._begin(waiting[0][3]) if waiting[0][0] != "End" else end)
+            elif kind == "End" and name == "Link" and self._label is not None:
+                start, end = max(self._done, start), self._after_brackets(end)
+                self._run.close(name, start, end, f"{self._source[start:end].removesuffix('[]')}[{self._label}]")
             elif kind == "End" and name in _ELEMENTS:
                 self._run.close(name, max(self._done, start), end)
             elif kind in ("Start", "End", "Rule", "HardBreak"):
                 self._end()
             elif kind == "InlineHtml":
-                self._tag(start, end, waiting)
+                done = self._tag(start, end, waiting)
             else:
                 self._inline(kind, about, start, end)
-            self._done = start if kind == "Start" and name not in (*_BLOCKS, "Image") else end
+            self._done = done
         self._end()
         return self._found
 
     def _begin(self, start: int) -> int:
         """The start of text, including a backslash before it that its event omits."""
         return start - (start - 1 >= self._done and self._source[start - 1] == "\\")
+
+    def _after_brackets(self, end: int) -> int:
+        """The end of a link whose text is its label. Its event omits the brackets of `[label][]`."""
+        return end + 2 * self._source.startswith("[]", end)
 
     def _inline(self, kind: str, about: Any, start: int, end: int) -> None:
         if kind == "Text":
@@ -152,8 +122,8 @@ class _Runs:
             done = address.end()
         self._run.text(text[done:], start + done, end)
 
-    def _tag(self, start: int, end: int, waiting: deque[Event]) -> None:
-        """A tag of HTML within text."""
+    def _tag(self, start: int, end: int, waiting: deque[Event]) -> int:
+        """A tag of HTML within text; returns the end of what was read, which may be an element."""
         tag = _TAG.match(self._source, start)
         name = tag[2].lower() if tag else COMMENT
         if name not in INLINE:
@@ -162,6 +132,10 @@ class _Runs:
             self._run.point(start, end)
         elif tag[1]:
             self._run.close(name, start, end)
+        elif name in RAISED and self._is_number(name, waiting):
+            waiting.popleft()
+            end = waiting.popleft()[4]
+            self._run.point(start, end)
         elif name in UNTRANSLATED:
             inner = []
             while waiting and waiting[0][0] not in ("Start", "End"):
@@ -171,9 +145,18 @@ class _Runs:
                     break
                 inner.append(str(about or " "))
             self._run.atom(" ".join("".join(inner).split()), start, end)
-            self._done = end
         else:
             self._run.open(name, start, end)
+        return end
+
+    def _is_number(self, name: str, waiting: deque[Event]) -> bool:
+        """Whether an element has only text, and that has no letters and is not within a word."""
+        if len(waiting) < 3 or waiting[0][0] != "Text" or waiting[1][0] != "InlineHtml":
+            return False
+        end = waiting[1][4]
+        is_closed = self._source[waiting[1][3] : end].lower() == f"</{name}>"
+        is_within = self._source[end : end + 1].isalnum()
+        return is_closed and not is_within and not any(map(str.isalpha, waiting[0][2]))
 
     def _block(self, name: str, inner: list[Event]) -> None:
         """A block that is not Markdown."""
@@ -188,7 +171,7 @@ class _Runs:
 
     def _end(self) -> None:
         if self._run.has_text:
-            self._found.append(self._run.run(escaped))
+            self._found.append(self._run.run(None))
         self._run = RunBuilder()
 
 

@@ -36,14 +36,15 @@ def nodes_of(source: str, run: Run, start: int, end: int) -> tuple[list[Node], l
     text, at = collapsed(run.text[start:end])
     elements = [found for index in touching if (found := _element(run, index, start, end))]
     known = {index for element in elements for index in element}
+    closing = {first: last for first, last in elements if first >= 0 and last < len(run.marks)}
+    furthest = -1  # the last mark of the elements before
     chosen = list(elements)
     for index in touching:
         mark = run.marks[index]
         is_within = start <= mark.start <= mark.end <= end if mark.kind == "atom" else start < mark.start < end
         is_alone = mark.kind in ("atom", "point") or run.marks[mark.partner].start == mark.start
-        is_enclosed = mark.kind != "atom" and any(
-            0 <= first < index < last < len(run.marks) for first, last in elements
-        )
+        is_enclosed = mark.kind != "atom" and furthest > index
+        furthest = max(furthest, closing.get(index, -1))
         if index not in known and is_alone and (is_within or is_enclosed):
             chosen.append((index, index))
     moving = {index for pair in chosen for index in pair}
@@ -73,22 +74,28 @@ def _order(pair: Range) -> tuple[int, int]:
 def _node(source: str, run: Run, pair: Range, start: int, length: int, at: list[int]) -> Node:
     first, last = (run.marks[index] if 0 <= index < len(run.marks) else None for index in pair)
     if first is last and first is not None:
-        raw = source[slice(*first.source)]
+        raw = first.text(source)
         if first.kind == "atom":
             literal = run.text[first.start : first.end]
-            is_spaced = run.text[first.start - 1 : first.start] in ("", " ") and run.text[
-                first.end : first.end + 1
-            ] in ("", " ")
             node = Node("", source=(at[first.start - start], at[first.end - start]), copied=raw, literal=literal)
-            return replace(node, spaced=is_spaced)
-        place = at[first.start - start]
-        return Node(raw, source=(place, place), spaced=run.text[max(0, first.start - 1) : first.start + 1] == "  ")
+        else:
+            place = at[first.start - start]
+            node = Node(raw, source=(place, place))
+        # In the document too: in `a [![b](c)](d) e`, the image has no space beside it.
+        node.space_before = _is_space(run.text, first.start - 1) and _is_space(source, first.source[0] - 1)
+        node.space_after = _is_space(run.text, first.end) and _is_space(source, first.source[1])
+        return node
     node = Node("", source=(0, length), begins=first is None, ends=last is None)
     if first is not None:
-        node = replace(node, before=source[slice(*first.source)], source=(at[first.start - start], node.source[1]))
+        node = replace(node, before=first.text(source), source=(at[first.start - start], node.source[1]))
     if last is not None:
-        node = replace(node, after=source[slice(*last.source)], source=(node.source[0], at[last.start - start]))
+        node = replace(node, after=last.text(source), source=(node.source[0], at[last.start - start]))
     return node
+
+
+def _is_space(text: str, place: int) -> bool:
+    """Whether a text has white space or an end at a place."""
+    return not 0 <= place < len(text) or text[place].isspace()
 
 
 def _tree(found: list[tuple[Range, Node]]) -> list[Node]:

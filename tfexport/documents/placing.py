@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tfexport.documents.joining import glue
 
 Span = tuple[int, int]
 Floats = NDArray[np.float64]
@@ -49,27 +53,71 @@ class Node:
     """Its text in the source sentence, if it is copied."""
     at: Span = (0, 0)
     """Its words in the translation."""
-    spaced: bool = False
-    """Whether the source has white space on both sides of it."""
+    space_before: bool = False
+    """Whether the source has white space before it."""
+    space_after: bool = False
     begins: bool = False
     """Whether it was open before the sentence."""
     ends: bool = False
     """Whether it stays open after the sentence."""
     children: list[Node] = field(default_factory=list)
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether it is only emphasis of Markdown. Without words, its marks would be read as text, or as a code fence."""
+        marks = (self.before, self.after)
+        return all(mark and not mark.strip("*_~") for mark in marks) and all(one.is_bare for one in self.children)
 
-def units(aligned: Aligned) -> list[Span]:
-    """The words and punctuation of a translation; in scripts without spaces, its tokens."""
+
+def units(aligned: Aligned, source: str, nodes: Sequence[Node]) -> list[Span]:
+    """The words and punctuation of a translation; in scripts without spaces, its tokens.
+
+    A word that the source has too is cut where nodes begin or end in it.
+
+    Args:
+        source: the source sentence.
+        nodes: its nodes.
+    """
     starts = {start for start, _ in aligned.targets}
+    edges = {place for part in _copies(aligned.text, source, nodes) for place in part}
     found: list[Span] = []
     for word in _WORD.finditer(aligned.text):
         place = word.start()
         for cut in range(place + 1, word.end()):
-            if cut in starts and unicodedata.east_asian_width(aligned.text[cut]) in "WF":
+            if cut in edges or (cut in starts and unicodedata.east_asian_width(aligned.text[cut]) in "WF"):
                 found.append((place, cut))
                 place = cut
         found.append((place, word.end()))
     return found
+
+
+def _copies(text: str, source: str, nodes: Sequence[Node]) -> dict[Span, Span]:
+    """The characters in the source for each part of a word of `text` that the source has too, and cuts."""
+    cut: dict[str, list[list[int]]] = {}
+    for edges in _source_words(source, nodes):
+        if len(edges) > 2:
+            cut.setdefault(source[edges[0] : edges[-1]], []).append(edges)
+    found: dict[Span, Span] = {}
+    for word, places in cut.items():
+        for count, copy in enumerate(re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", text)):
+            edges = places[min(count, len(places) - 1)]
+            shift = copy.start() - edges[0]
+            found |= {(start + shift, end + shift): (start, end) for start, end in pairwise(edges)}
+    return found
+
+
+def _source_words(source: str, nodes: Sequence[Node]) -> Iterator[list[int]]:
+    """The edges of each word of a source sentence: its start, where nodes begin or end in it, and its end."""
+    edges = sorted(set(_edges(nodes)))
+    for word in _WORD.finditer(source):
+        start, end = word.span()
+        yield [start, *edges[bisect_right(edges, start) : bisect_left(edges, end)], end]
+
+
+def _edges(nodes: Sequence[Node]) -> Iterator[int]:
+    for node in nodes:
+        yield from node.source
+        yield from _edges(node.children)
 
 
 def unit_attention(aligned: Aligned, found: Sequence[Span], length: int) -> Floats:
@@ -103,7 +151,13 @@ def place_all(nodes: Sequence[Node], aligned: Aligned, found: Sequence[Span], so
         source: the source sentence.
     """
     weights = unit_attention(aligned, found, len(source))
-    words = [word.span() for word in _WORD.finditer(source)]
+    copies = _copies(aligned.text, source, nodes)
+    for place, span in enumerate(found):
+        if span in copies:  # tokens may be longer than such a part, so their attention does not tell it from the others
+            start, end = copies[span]
+            weights[place] = 0
+            weights[place, start:end] = 1 / (end - start)
+    words = [part for edges in _source_words(source, nodes) for part in pairwise(edges)]
     best = np.zeros(len(found), np.int64)
     if words and found:
         best = np.array([weights[:, start:end].sum(axis=1) for start, end in words]).argmax(axis=0)
@@ -139,15 +193,18 @@ class _Placer:
             self.place(node.children, node.at)
 
     def _copy_of(self, node: Node, free: NDArray[np.bool_]) -> Span | None:
-        """The units that already contain the copied text."""
+        """The units that already contain the copied text. Of several, those with the most attention to it."""
+        best, found = -1.0, None
         start = self.text.find(node.literal) if node.literal else -1
         while start >= 0:
             end = start + len(node.literal)
             first, last = self.starts.get(start, -1), self.ends.get(end, -1)
             if 0 <= first <= last and free[first : last + 1].all():
-                return first, last + 1
+                share = float(self.weights[first : last + 1, slice(*node.source)].sum())
+                if share > best:
+                    best, found = share, (first, last + 1)
             start = self.text.find(node.literal, start + 1)
-        return None
+        return found
 
     def _part(self, node: Node, within: Span, free: NDArray[np.bool_]) -> Span:
         start, end = node.source
@@ -242,6 +299,8 @@ def rendered(text: str, nodes: Sequence[Node], found: Sequence[Span]) -> list[tu
 def _flat(nodes: Sequence[Node]) -> list[Node]:
     flat: list[Node] = []
     for node in nodes:
+        if node.is_bare:
+            continue
         inner = _flat(node.children)
         text = "".join(one.before + (one.copied or "") + one.after for one in inner)
         flat.append(Node(node.before + (node.copied or "") + text + node.after))
@@ -252,30 +311,56 @@ def _render(
     text: str, nodes: Sequence[Node], within: Span, found: Sequence[Span], parts: list[tuple[bool, str]]
 ) -> None:
     place, last = within
+    has_gap = False  # whether the white space before the unit `place` is to be added
+    is_apart = needs_space = False
 
-    def words(to: int, *, gap: bool) -> None:
-        """Add the units up to `to`, each with the white space after it; the last one has it only with `gap`."""
-        nonlocal place
+    def gap() -> None:
+        nonlocal has_gap
+        if has_gap:
+            parts.append((True, text[found[place - 1][1] : found[place][0]]))
+        has_gap = False
+
+    def words(to: int) -> None:
+        """Add the units up to `to`, without the white space after the last one."""
+        nonlocal place, has_gap, is_apart, needs_space
         while place < to:
-            is_last = place + 1 >= last
-            end = found[place][1] if is_last or (place + 1 == to and not gap) else found[place + 1][0]
-            parts.append((True, text[found[place][0] : end]))
-            place += 1
+            gap()
+            start, end = found[place]
+            if not _ends_with_space(parts) and (needs_space or (is_apart and _space_between("x", text[start]))):
+                parts.append((False, " "))
+            is_apart = needs_space = False
+            parts.append((True, text[start:end]))
+            place, has_gap = place + 1, place + 1 < last
 
     for node in sorted(nodes, key=lambda node: (node.at, node.source)):
         first, end = node.at
-        words(first, gap=True)
+        words(first)
         is_empty = first == end
-        parts.append((False, " " if is_empty and first == last > within[0] and node.spaced else ""))
+        if is_empty and node.is_bare:
+            continue
+        if not is_empty or node.space_before or not node.space_after:
+            gap()  # otherwise the node follows the word before it, as the number of a footnote does
+        if is_empty and first > within[0] and not _ends_with_space(parts):
+            is_word = node.copied is not None and _space_between(text[found[first - 1][1] - 1], "x")
+            parts.append((False, " " if node.space_before or is_word else ""))
         parts.append((False, node.before))
         if node.copied is not None:
             parts.append((False, node.copied))
         else:
             _render(text, node.children, node.at, found, parts)
         parts.append((False, node.after))
-        place = max(place, end)
         if is_empty:
-            parts.append((False, " " if node.spaced and first < last else ""))
-        elif end < last:
-            parts.append((True, text[found[end - 1][1] : found[end][0]]))
-    words(last, gap=False)
+            needs_space, is_apart = node.space_after, node.space_before or node.copied is not None
+        else:
+            place, has_gap = max(place, end), end < last
+    words(last)
+
+
+def _space_between(left: str, right: str) -> bool:
+    """Whether two words with these letters have a space between them."""
+    return left.isalnum() and right.isalnum() and glue(left, right) != ""
+
+
+def _ends_with_space(parts: Sequence[tuple[bool, str]]) -> bool:
+    last = next((part for _, part in reversed(parts) if part), "")
+    return not last or last[-1].isspace()

@@ -33,6 +33,16 @@ class Mark:
     """Its characters in the document."""
     partner: int = -1
     """Index of the closing mark for an opening mark, and of the opening mark for a closing one; -1 for none."""
+    written: str | None = None
+    """Its text beside a translation, if that is not its text in the document."""
+
+    def text(self, source: str) -> str:
+        """Its text beside a translation of its words.
+
+        Args:
+            source: the document.
+        """
+        return source[slice(*self.source)] if self.written is None else self.written
 
 
 @dataclass
@@ -47,8 +57,8 @@ class Run:
     text: str
     origins: Sequence[tuple[int, int]] | None = None
     marks: list[Mark] = field(default_factory=list)
-    escape: Callable[[str], str] = str
-    """Function that writes text in the format of the document."""
+    escape: Callable[[str], str] | None = str
+    """Function that writes text in the format of the document. None in Markdown, where it depends on the whole document."""
 
     def begin(self, place: int) -> int:
         """The start in the document of the character at a place."""
@@ -124,10 +134,14 @@ class RunBuilder:
         self._open[name] += 1
         self._add("point", start, end)  # a point until its end is found
 
-    def close(self, name: str, start: int, end: int) -> None:
-        """Add the closing tag of an element. It becomes a point if no element of this name is open."""
+    def close(self, name: str, start: int, end: int, written: str | None = None) -> None:
+        """Add the closing tag of an element. It becomes a point if no element of this name is open.
+
+        Args:
+            written: its text beside a translation, if that is not its text in the document.
+        """
         if not self._open[name]:
-            self._add("point", start, end)
+            self._add("point", start, end, written=written)
             return
         while True:
             opened, place = self._opened.pop()
@@ -135,13 +149,13 @@ class RunBuilder:
             if opened == name:
                 break
         if len(self._opened) >= DEEPEST:
-            self._add("point", start, end)
+            self._add("point", start, end, written=written)
             return
         first = self._marks[place]
         self._marks[place] = Mark("open", first.start, first.end, first.source, len(self._marks))
-        self._add("close", start, end, place)
+        self._add("close", start, end, place, written)
 
-    def run(self, escape: Callable[[str], str]) -> Run:
+    def run(self, escape: Callable[[str], str] | None) -> Run:
         """The finished run."""
         return Run("".join(self._letters), self._origins, self._marks, escape)
 
@@ -149,5 +163,5 @@ class RunBuilder:
     def has_text(self) -> bool:
         return bool(self._letters)
 
-    def _add(self, kind: Kind, start: int, end: int, partner: int = -1) -> None:
-        self._marks.append(Mark(kind, len(self._letters), len(self._letters), (start, end), partner))
+    def _add(self, kind: Kind, start: int, end: int, partner: int = -1, written: str | None = None) -> None:
+        self._marks.append(Mark(kind, len(self._letters), len(self._letters), (start, end), partner, written))

@@ -24,6 +24,8 @@ _LINE = re.compile(f"[^{LINE_BREAKS}]+")
 _QUOTES = "\"'“”„‚‘’‛«»‹›「」『』()[]{}（）【】"
 _WITHOUT_QUOTES = str.maketrans(dict.fromkeys(_QUOTES, " "))
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_WIDE_SPACE = re.compile(r"[^\S\x00-\x7f]")
+"""White space outside ASCII. sentencex panics at one between a capital letter and a full stop."""
 _BOM = "\ufeff"
 
 _CUTS = (
@@ -87,7 +89,10 @@ def trimmed(text: str, start: int, end: int) -> Span:
 
 
 def _sentence_splitter(language: str | None) -> Callable[[str], list[int]]:
-    """A function that returns the ends of the sentences of a line, for a language."""
+    """A function that returns the ends of the sentences of a line, for a language.
+
+    A line at which the splitter fails is one sentence.
+    """
     try:
         import sentencex
     except ImportError as error:
@@ -99,11 +104,16 @@ def _sentence_splitter(language: str | None) -> Callable[[str], list[int]]:
     code = re.split("[-_]", language or "en")[0].lower()
 
     def bounds(line: str) -> list[int]:
-        found: list[dict[str, Any]] = sentencex.get_sentence_boundaries(code, line)
+        try:
+            found: list[dict[str, Any]] = sentencex.get_sentence_boundaries(code, line)
+        except BaseException as error:
+            if type(error).__module__ != "pyo3_runtime":  # a panic of Rust, which is no `Exception`
+                raise
+            return [len(line)]
         return [one["end_index"] for one in found]
 
     def ends(line: str) -> list[int]:
-        plain, start = _SURROGATE.sub("\ufffd", line), 0
+        plain, start = _WIDE_SPACE.sub(" ", _SURROGATE.sub("\ufffd", line)), 0
         found: list[int] = []
         for end in bounds(plain):
             if end - start > LONGEST_QUOTATION:
@@ -152,9 +162,15 @@ def pieces(text: str, start: int, end: int, fits: Callable[[int, int], bool], wh
 
 def _longest(start: int, end: int, guess: int, fits: Callable[[int, int], bool]) -> int:
     """The end of the longest part from `start` that fits; at least one character."""
-    if fits(start, end):
-        return end
-    low, high, place = start + 1, end, start + guess  # pieces have similar lengths
+    # Pieces have similar lengths. Longer parts are tried one after the other, so that not all of the rest is read each time.
+    low, high = start + 1, start + 2 * guess if guess else end
+    while high < end and fits(start, high):
+        low, high = high, start + 2 * (high - start)
+    if high >= end:
+        if fits(start, end):
+            return end
+        high = end
+    place = start + guess
     while high - low > 1:
         if not low < place < high:
             place = min(start + 2 * (low - start), (low + high) // 2)

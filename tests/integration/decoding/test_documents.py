@@ -142,6 +142,8 @@ def test_odd_bytes(run: Run, tiny_bundle: Path) -> None:
     found = run(*flags, stdin=b"de5.\n\xff\xfe\nde6.")
     assert found.raw.split(b"\n")[1] == b""
     assert "line 2: invalid_utf8" in found.stderr
+    spaced = run(*flags, stdin="de5.\nde6 B\xa0. de7 C\u3000.\n".encode())
+    assert (spaced.code, spaced.raw.count(b"\n")) == (0, 2)
     long = run(*flags, stdin=b"de5 " * 3000)
     assert "was cut: " in long.stderr
     assert len(long.raw.split(b"\n")) == 2

@@ -8,14 +8,18 @@ import time
 from collections import Counter
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
 from fuzz.documents import check
-from tests.support.documents import backwards, is_balanced, same, tags, taken_apart
+from tests.support.documents import backwards, exact, is_balanced, same, tags, taken_apart
 from tfexport.documents.document import Document
-from tfexport.documents.markdown_runs import escaped
+from tfexport.documents.html_runs import html_runs
+from tfexport.documents.markdown_text import written
+from tfexport.documents.marks import nodes_of
 from tfexport.documents.options import DocumentOptions, InputDocumentOptions, Markup
 from tfexport.documents.placing import Aligned
+from tfexport.documents.splitting import pieces
 from tfexport.errors import RuntimeUnavailable, TfexportError
 
 
@@ -55,6 +59,9 @@ def test_many_random_documents() -> None:
         ("--- \n … \n\u200b\n!!!", []),
         ("", []),
         (" \t\n", []),
+        ("Das ist Plan B\xa0. Er läuft. Ja.", ["Das ist Plan B\xa0. Er läuft.", "Ja."]),
+        ("Plan B\u202f. Er läuft. Ja.", ["Plan B\u202f. Er läuft.", "Ja."]),
+        ("Plan B\u3000. Er läuft. Ja.", ["Plan B\u3000. Er läuft.", "Ja."]),
         ("今日は。雨です。", ["今日は。", "雨です。"]),
         ("שלום. מה שלומך?", ["שלום.", "מה שלומך?"]),
     ],
@@ -63,6 +70,22 @@ def test_sentences(text: str, sentences: list[str]) -> None:
     document = taken_apart(text)
     assert texts(document) == sentences
     assert [text[one.start : one.end] for one in document.segments] == sentences
+
+
+def test_a_line_that_the_splitter_cannot_read_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    panic = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
+
+    def boundaries(_: str, line: str) -> list[dict[str, int]]:
+        if "Zwei" in line:
+            raise panic("byte index 1 is not a char boundary")
+        if "Drei" in line:
+            raise KeyboardInterrupt
+        return [{"end_index": len(line)}]
+
+    monkeypatch.setattr("sentencex.get_sentence_boundaries", boundaries)
+    assert texts(taken_apart("Ein Hund.\nZwei Hunde. Vier.\n")) == ["Ein Hund.", "Zwei Hunde. Vier."]
+    with pytest.raises(KeyboardInterrupt):
+        taken_apart("Drei Hunde.")
 
 
 def test_a_lone_quotation_mark_ends_no_splitting() -> None:
@@ -93,6 +116,20 @@ def test_a_line_of_a_megabyte() -> None:
     found = taken_apart(text, most=500)
     assert max(map(len, texts(found))) <= 500
     assert len(found.segments) < 2.5 * len(text) / 500
+
+
+def test_pieces_are_found_without_reading_the_rest_each_time() -> None:
+    read = 0
+
+    def fits(start: int, end: int) -> bool:
+        nonlocal read
+        read += end - start
+        return end - start <= 100 + start // 100
+
+    text = "ein kurzer Satz, " * 3000
+    found = pieces(text, 0, len(text), fits)
+    assert len(found) > 150
+    assert read < 20 * len(text)
 
 
 def test_what_touches_in_the_source_has_a_space_where_the_target_has_spaces() -> None:
@@ -143,11 +180,117 @@ def test_tags_that_are_not_balanced_stay_wherever(html: str) -> None:
     assert sorted(re.findall("<[^>]*>", reversed_words(html, "html"))) == sorted(re.findall("<[^>]*>", html))
 
 
+@pytest.mark.parametrize(
+    ("html", "backward"),
+    [
+        ("die <code>int</code>s im Park", "Park im <code>int</code>s die"),
+        ("<var>n</var>x", "<var>n</var>x"),
+        ("a b<var>n</var><var>m</var>c", "b<var>n</var><var>m</var>c a"),
+        ("das <code>f()</code>s da", "da <code>f()</code>s das"),
+        ("eine <b>Dampf</b>maschine", "<b>Dampf</b>maschine eine"),
+        ("eine Donau<wbr>dampf<i>fahrt</i>", "Donau<wbr>dampf<i>fahrt</i> eine"),
+        ("a Donau<b>fahrt</b> und <i>Donau</i>fahrt", "Donau<b>fahrt</b> und <i>Donau</i>fahrt a"),
+        ("<b>die <code>int</code>s</b> im", "im <b><code>int</code>s die</b>"),
+    ],
+)
+def test_parts_of_a_word(html: str, backward: str) -> None:
+    assert unchanged(html, "html") == html
+    assert reversed_words(html, "html") == backward
+
+
+def translated(source: str, new: str, markup: Markup = "html") -> str:
+    """The words of the translation are assumed to be in the order of the source."""
+    return taken_apart(source, markup).text([Aligned(new)])
+
+
+def test_copied_parts_have_space_beside_words() -> None:
+    source = "die <code>int</code>s im Park"
+    assert translated(source, "the ints in the park") == "the <code>int</code>s in the park"
+    assert translated(source, "the int values in the park") == "the <code>int</code> values in the park"
+    assert translated("(<code>a b</code>) oder nicht", "this one") == "<code>a b</code> this one"
+    assert translated("配列<code>a b</code>の要素", "要素です") == "<code>a b</code>要素です"
+
+
+def test_emphasis_without_words_is_left_out() -> None:
+    assert translated("Ein **Hund** da", "", "markdown") == ""
+    assert translated("Ein **[Hund](x)** da", "", "markdown") == "**[](x)**"
+    assert translated("<b>Ein</b> Hund da", "") == "<b></b>"
+    no_attention = np.array([[1, 0, 0], [0, 0, 1]], np.float32)  # to the second word
+    new = Aligned("one there", [(0, 3), (4, 9)], [(0, 3), (4, 8), (9, 11)], no_attention)
+    for markdown in ("Ein **Hund** da", "Ein ***Hund*** da", "Ein ~~Hund~~ da"):
+        assert taken_apart(markdown, "markdown").text([new]) == "one there"
+
+
+def test_of_equal_texts_the_aligned_one_is_copied_code() -> None:
+    document = taken_apart("ls und `ls`", "markdown")
+    assert document.text([exact(one) for one in document.segments]) == "ls und `ls`"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("Er kommt zum Bild ![Bild](x.png).", "Picture approaching. ![Bild](x.png)"),
+        ("Im Park<sup>2</sup> am Haus", "in park<sup>2</sup> by house"),
+        ("Ein [![x](y)](z) da", "one [![x](y)](z) there"),
+        ("Ein ![x](y) da", "one ![x](y) there"),
+        ("Ein![x](y) da", "one![x](y) there"),
+        ("Ein ![x](y)da", "one ![x](y) there"),
+    ],
+)
+def test_images_keep_the_space_beside_them(source: str, expected: str) -> None:
+    assert translated(source, re.sub(r"\s*(!?\[.*\)|<sup.*/sup>)", "", expected), "markdown") == expected
+
+
+NOTE = '<sup class=n><a href="#1">[1]</a></sup>'
+
+
+@pytest.mark.parametrize(
+    ("html", "sentences"),
+    [
+        ("Ein Mann sitzt im Park.<sup>1</sup> Ein Hund.", ["Ein Mann sitzt im Park.", "Ein Hund."]),
+        (f"Ein Mann.{NOTE} Ein Hund.{NOTE}", ["Ein Mann.", "Ein Hund."]),
+        ("Ein <b>Hund.<sub>&nbsp;2&dagger;</sub></b> Er da.", ["Ein Hund.", "Er da."]),
+        ("H<sub>2</sub>O da", ["H2O da"]),
+        ("Der 1<sup>er</sup> da", ["Der 1er da"]),
+        ("Ein Hund<sup>1 da", ["Ein Hund1 da"]),
+        ("Ein Hund<sup>1<p>da</sup>", ["Ein Hund1", "da"]),
+        ("Ein <b>Hund<sup>1</b> da</sup>", ["Ein Hund1 da"]),
+    ],
+)
+def test_numbers_of_footnotes_are_copied(html: str, sentences: list[str]) -> None:
+    is_plain = not re.search("<[ap]|&", html)  # in Markdown, a number with other marks is read
+    for markup in ("html", "markdown")[: 1 + is_plain]:
+        assert_copied(html, sentences, markup)
+
+
+def assert_copied(html: str, sentences: list[str], markup: Markup) -> None:
+    assert texts(taken_apart(html, markup)) == sentences
+    assert Counter(tags(reversed_words(html, markup))) == Counter(tags(html))
+    if sentences[0].endswith("."):
+        assert unchanged(html, markup) == html
+
+
+def test_raised_elements_without_an_end_are_searched_once() -> None:
+    began = time.process_time()
+    assert len(taken_apart("<sup>1" * 20_000 + "<sub><b>2" * 20_000, "html").segments) == 1
+    assert time.process_time() - began < 20
+
+
 def test_tags_of_a_sentence_are_placed_one_after_the_other() -> None:
     html = "eins" + "<wbr>" * 40_000 + " zwei"  # to compare each with every other takes more than a minute
     began = time.process_time()
     assert Counter(tags(reversed_words(html, "html"))) == Counter(tags(html))
     assert time.process_time() - began < 30
+
+
+def test_marks_of_a_sentence_with_many_elements_are_found_at_once() -> None:
+    html = "Ein " + "<i>x</i> <wbr>" * 8_000 + " da"
+    [segment] = taken_apart(html, "html").segments
+    run = html_runs(html)[0]
+    began = time.process_time()
+    assert len(nodes_of(html, run, 0, len(run.text))[1]) == len(run.marks)
+    assert segment.end == len(html)
+    assert time.process_time() - began < 2
 
 
 @pytest.mark.parametrize("depth", [49, 51, 2000])
@@ -186,6 +329,8 @@ def test_without_attention_tags_end_segments() -> None:
         ("ein `a. b` zwei", "zwei `a. b` ein"),
         ("ein https://a.b/c?d zwei", "zwei https://a.b/c?d ein"),
         ("ein <https://a.b/c> zwei", "zwei <https://a.b/c> ein"),
+        ("ein **zwei <https://a.b/c>** drei", "drei **<https://a.b/c> zwei** ein"),
+        ("ein **zwei <kbd>a b</kbd>** drei", "drei **<kbd>a b</kbd> zwei** ein"),
         ("ein ![x *y*](z.png) zwei", "![x *y*](z.png) zwei ein"),
         ("- [ ] ein zwei\n- [x] drei vier", "- [ ] zwei ein\n- [x] vier drei"),
         ("| a b | c |\n|--|--|\n| *d e* f | g \\| h |\n", "| b a | c |\n|--|--|\n| f *e d* | h \\| g |\n"),
@@ -205,22 +350,108 @@ def test_markdown(markdown: str, expected: str) -> None:
     assert reversed_words(markdown, "markdown") == expected
 
 
+DEFINED = "\n\n[eins]: http://a\n[zwei drei]: http://b 'T'\n[ein hund! er da!]: c\n"
+
+
+@pytest.mark.parametrize(
+    ("markdown", "expected"),
+    [
+        ("[eins][] a [Zwei drei] b", "b [drei Zwei][Zwei drei] a [eins][eins]"),
+        ("> [zwei\n> drei] a", "> a [drei zwei][zwei drei]"),
+        ("[Ein Hund! Er da!]", "[Hund! Ein da! Er][Ein Hund! Er da!]"),
+        ("[eins]", "[eins][eins]"),
+        ("a [zwei drei][eins]", "[drei zwei][eins] a"),
+        ("a ![eins][]b c", "![eins][] c b a"),
+        ("- [zwei drei][]\n- [x]", "- [drei zwei][zwei drei]\n- [x]"),
+        ("**a [eins]** b", "b **[eins][eins] a**"),
+    ],
+)
+def test_links_keep_their_labels(markdown: str, expected: str) -> None:
+    document = taken_apart(markdown + DEFINED, "markdown")
+    assert document.text([backwards(one) for one in document.segments]) == expected + DEFINED
+    assert document.text([None] * len(document.segments)) == markdown + DEFINED
+
+
 def test_letters_of_markup_that_are_text_stay_text() -> None:
     assert reversed_words("a <b", "html") == "&lt;b a"
     assert reversed_words("5\\* a", "markdown") == "a 5*"
     assert reversed_words("5 \\*a\\* b", "markdown") == "b \\*a\\* 5"
 
 
-@pytest.mark.parametrize("text", ["snake_case a", "a & b", "[1] a", "2 * 3", "a < b", "Haus!", "x~y"])
+def in_markdown(text: str, source: str = "Ein Hund.") -> str:
+    return taken_apart(source, "markdown").text([Aligned(text)])
+
+
+HARMLESS = (
+    "snake_case a",
+    "a & b",
+    "[1] a",
+    "2 * 3",
+    "a < b",
+    "Haus!",
+    "x~y",
+    "a | b",
+    "5* a",
+    "`",
+    "AT&T",
+    "a > b",
+    "#1",
+)
+
+
+@pytest.mark.parametrize("text", HARMLESS)
 def test_what_reads_as_text_has_no_backslashes(text: str) -> None:
-    assert escaped(text) == text
+    assert in_markdown(text) == text
 
 
-@pytest.mark.parametrize("text", ["*a*", "[a](b)", "<b>", "# a", "1. a", "&lt;", "`a`", "a | b", "- a", "**a** b"])
-def test_what_reads_as_markup_has_backslashes(text: str) -> None:
-    assert escaped(text) != text
-    words = "".join("".join(texts(taken_apart(escaped(text), "markdown"))).split())
-    assert words.replace("\\", "") == "".join(text.split()).replace("\\", "")
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("*a* b_c * d", "\\*a\\* b_c * d"),
+        ("[a](b)", "\\[a\\](b)"),
+        ("<b> x", "\\<b> x"),
+        ("# a", "\\# a"),
+        ("1. a", "1\\. a"),
+        ("- a", "\\- a"),
+        ("+ a", "\\+ a"),
+        ("* a", "\\* a"),
+        ("> a", "\\> a"),
+        ("&lt;", "\\&lt;"),
+        ("`a`", "\\`a\\`"),
+        ("~~a~~", "\\~\\~a\\~\\~"),
+        ("_a_", "\\_a\\_"),
+        ("```", "\\`\\`\\`"),
+        ("a\\*", "a\\\\\\*"),
+        ("---", "\\---"),
+    ],
+)
+def test_what_reads_as_markup_has_backslashes(text: str, expected: str) -> None:
+    assert in_markdown(text) == expected
+    assert "".join(texts(taken_apart(expected, "markdown"))) == text or not any(map(str.isalnum, text))
+
+
+@pytest.mark.parametrize(
+    ("markdown", "expected"),
+    [
+        ("Ein Hund. \\*Katze\\* läuft.",) * 2,
+        ("Es gibt 2\\*3 Hunde. Es gibt 4\\*5 Hunde.",) * 2,
+        ("Es gibt 2*3 Hunde. Es gibt 4\\*5 Hunde.", "Es gibt 2\\*3 Hunde. Es gibt 4\\*5 Hunde."),
+        ("Es gibt 2\\*3. Es gibt 4\\*5.\n\nNimm 2\\*.", "Es gibt 2\\*3. Es gibt 4\\*5.\n\nNimm 2*."),
+        ("> Ein \\*Hund\n> da\\* und.", "> Ein \\*Hund da\\* und."),
+        ("Siehe \\[1]. Ja.\n\n[1]: x\n", "Siehe \\[1\\]. Ja.\n\n[1]: x\n"),
+        ("Siehe \\[1]. Ja.\n", "Siehe [1]. Ja.\n"),
+        ("| Ein\\|Hund |\n|--|\n",) * 2,
+        ("---\na: '\n```\n'\n---\nNimm `.",) * 2,
+        ("Ein \\*Hund **da** und\\* dort.",) * 2,
+        ("Ein Hund.\n\\*Er\\* da.",) * 2,
+    ],
+)
+def test_escapes_depend_on_the_document(markdown: str, expected: str) -> None:
+    assert unchanged(markdown, "markdown") == expected
+
+
+def test_an_exclamation_mark_makes_no_image_of_a_link() -> None:
+    assert written([("Hund!", 0), ("[", -1), ("da!", 0), ("](x)", -1)]) == "Hund\\![da!](x)"
 
 
 def test_options_that_cannot_be_used() -> None:

@@ -1,0 +1,115 @@
+"""Text in Markdown (CommonMark with tables, strikethrough and task lists): what pulldown-cmark reads, and its escapes."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+from tfexport.system.imports import import_failure
+
+_TO_ESCAPE = re.compile(
+    r"[\\`\[\]|]|(?<!\s)[*~]|[*~](?!\s)|(?<![^\W_])_(?!(?<=\s_)\s)|(?<=[^\W_])_(?![^\W_])|<(?=[A-Za-z/!?]|$)|&(?=#?\w|$)"
+    r"|^\s*\d*(?P<first>[-+*=>#.)])"
+)
+"""Characters that may be markup, whatever is around the text. A star, a tilde or an underscore between spaces is none, nor
+is an underscore within a word."""
+_FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n.*?^(?:---|\.\.\.)[ \t]*\r?$", re.DOTALL | re.MULTILINE)
+
+Part = tuple[str, int]
+"""A part of a document, and the number of the segment whose text it is; -1 for a part that is copied."""
+
+
+def front_matter(text: str) -> int:
+    """The end of the YAML at the start of a document; 0 if it has none."""
+    front = _FRONT_MATTER.match(text)
+    return front.end() if front else 0
+
+
+def events(text: str) -> Iterator[tuple[Any, int, int]]:
+    """The parser's events for a text, with their characters `[from, to)`.
+
+    Raises:
+        RuntimeUnavailable: pyromark is not installed.
+    """
+    try:
+        import pyromark
+    except ImportError as error:
+        absent = "Markdown is read by pyromark, which is not installed: pip install 'tfexport[documents]'."
+        raise import_failure(error, "pyromark", absent) from error
+    read = pyromark.Options
+    options = read.ENABLE_TABLES | read.ENABLE_STRIKETHROUGH | read.ENABLE_TASKLISTS
+    found = pyromark.events_with_range(text, options=options)
+    if text.isascii():
+        yield from ((event, place["start"], place["end"]) for event, place in found)
+        return
+    starts = list(accumulate(len(letter.encode("utf-8", "surrogatepass")) for letter in text))
+    for event, place in found:  # the place is in bytes
+        yield event, bisect_right(starts, place["start"]), bisect_right(starts, place["end"])
+
+
+def escaped(text: str) -> str:
+    """Text with backslashes before all characters that may be markup."""
+    return _TO_ESCAPE.sub(_with_backslash, text)
+
+
+def _with_backslash(found: re.Match[str]) -> str:
+    place = found.start("first") if found["first"] else found.start()
+    return f"{found.string[found.start() : place]}\\{found.string[place : found.end()]}"
+
+
+def written(parts: Sequence[Part]) -> str:
+    """A document from its parts. Text that would be read as markup has escapes.
+
+    Whether a character is markup depends on other characters of its paragraph, and on link definitions anywhere. So the
+    document is read with and without escapes. Segments in which the parser sees a difference keep their escapes.
+    """
+    numbers = {number for _, number in parts if number >= 0}
+    if not numbers:
+        return "".join(text for text, _ in parts)
+    plain, plain_places = _joined(parts, ())
+    safe, safe_places = _joined(parts, numbers)
+    if plain == safe:
+        return plain
+    seen, expected = _Seen(plain), _Seen(safe)
+    needed = {number for number in numbers if seen.at(*plain_places[number]) != expected.at(*safe_places[number])}
+    some, _ = _joined(parts, needed)
+    return some if _Seen(some).all == expected.all else safe
+
+
+def _joined(parts: Sequence[Part], to_escape: Collection[int]) -> tuple[str, dict[int, tuple[int, int]]]:
+    """The document with escapes in some segments, and the characters `[from, to)` of each segment."""
+    texts: list[str] = []
+    places: dict[int, tuple[int, int]] = {}
+    length = 0
+    for (text, number), (following, _) in pairwise([*parts, ("", -1)]):
+        start = length
+        if number >= 0:
+            text = escaped(text) if number in to_escape else text
+            if text.endswith("!") and following.startswith("["):  # it would make an image of a link
+                text = f"{text[:-1]}\\!"
+        texts.append(text)
+        length += len(text)
+        if number >= 0:
+            places[number] = (places.get(number, (start, 0))[0], length)
+    return "".join(texts), places
+
+
+class _Seen:
+    """What the parser sees in a document: characters of text, and events of other kinds."""
+
+    def __init__(self, text: str):
+        self.all: list[str] = []
+        self._places: list[int] = []
+        offset = front_matter(text)
+        for event, start, end in events(text[offset:]):
+            letters = event["Text"] if isinstance(event, dict) and "Text" in event else [repr(event)]
+            is_same = len(letters) == end - start
+            self.all += letters
+            self._places += [offset + start + place * is_same for place in range(len(letters))]
+
+    def at(self, start: int, end: int) -> list[str]:
+        """What begins in `[start, end)`."""
+        return self.all[bisect_left(self._places, start) : bisect_left(self._places, end)]
