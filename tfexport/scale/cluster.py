@@ -45,8 +45,9 @@ def connect(address: str | None) -> None:
         for name, value in WITHOUT_METRICS.items():
             os.environ.setdefault(name, value)
     try:
-        ray.init(address=address, **own, log_to_driver=False, logging_level=logging.ERROR)
-    except (RayError, ConnectionError, ValueError) as error:
+        # "local" is a new one, whatever RAY_ADDRESS says.
+        ray.init(address=address or "local", **own, log_to_driver=False, logging_level=logging.ERROR)
+    except (RayError, ConnectionError, RuntimeError, ValueError) as error:
         if address is None:
             raise
         about = " ".join(str(error).split())[:300].rstrip(".")

@@ -61,8 +61,10 @@ def only_driver(folder: Place, own: Place) -> Iterator[Check]:
                 is_locked = False
             check = stack.enter_context(claimed(folder, own)) if not is_locked else lambda: None
         except (ArrowException, OSError) as error:
-            about = f"cannot write to {folder.uri}: {error}"
-            raise TfexportError(f"{about}. Check the path and your access to it.") from error
+            about = "it is not a folder" if isinstance(error, FileExistsError | NotADirectoryError) else str(error)
+            raise TfexportError(
+                f"cannot write to {folder.uri}: {about}. Check the path and your access to it."
+            ) from error
         yield check
 
 
@@ -90,7 +92,7 @@ def claimed(folder: Place, own: Place, renewed: float = RENEWED) -> Iterator[Che
     claims = own / "drivers"
     claims.make()
     claim = claims / f"{secrets.token_hex(8)}.json"
-    name, ended, lost = claim.uri.rpartition("/")[2], Event(), Event()
+    name, ended, lost = claim.name, Event(), Event()
 
     def write(beat: int) -> None:
         claim.write(json.dumps({**_about(), "beat": beat}).encode())

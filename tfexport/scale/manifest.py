@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pyarrow import ArrowException
+
 from tfexport.bundle.reader import MANIFEST, file_sha256
 from tfexport.errors import TfexportError
 from tfexport.scale.options import CorpusFormat, CorpusOptions
@@ -86,8 +88,14 @@ class Manifest:
         if output.manifest.stamp() is None:
             if any(Shard.parse(name) for name in output.folder.names()):
                 raise TfexportError(f"{output.folder.uri} has parts of no run that is known. Give an empty folder.")
-            output.make()
-            output.manifest.write(json.dumps(record, indent=1).encode())
+            try:
+                output.make()
+                output.manifest.write(json.dumps(record, indent=1).encode())
+            except (ArrowException, OSError) as error:
+                about = getattr(error, "strerror", None) or error
+                raise TfexportError(
+                    f"cannot write {output.manifest.uri}: {about}. Make room, or give another folder."
+                ) from error
             return
         if not resume:
             raise TfexportError(
@@ -99,7 +107,7 @@ class Manifest:
             raise TfexportError(f"{output.manifest.uri} is damaged. Begin anew in another folder.") from error
         if found := _differences(before, record):
             raise TfexportError(
-                f"{output.folder.uri} has another run: {'; '.join(found[:5])}. Go on with that, or give another folder."
+                f"{output.folder.uri} has another run: {'; '.join(found[:5])}. Continue that run, or give another folder."
             )
 
 
@@ -170,5 +178,11 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], where: str =
 
 def _different_inputs(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[str]:
     if [one["uri"] for one in old] != [one["uri"] for one in new]:
-        return [f"it has {len(old)} inputs, which are not the {len(new)} that are given"]
-    return [f"{one['uri']} was changed since" for one, other in zip(old, new, strict=True) if one != other]
+        if len(old) != len(new):
+            return [f"its number of inputs is {len(old)}, not {len(new)}"]
+        return [
+            f"its input is {one['uri']}, not {other['uri']}"
+            for one, other in zip(old, new, strict=True)
+            if one != other
+        ]
+    return [f"its input {one['uri']} was changed since" for one, other in zip(old, new, strict=True) if one != other]

@@ -8,6 +8,9 @@ tells which rows it has: what is written twice is written over itself, and what 
 from __future__ import annotations
 
 import json
+import logging
+import math
+import secrets
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -27,6 +30,8 @@ from tfexport.scale.rows import texts, written
 from tfexport.scale.shards import Input, Shard, gaps, read_shards
 from tfexport.scale.tries import Tries, rows_of
 from tfexport.system.processes import leave_out_of_collections
+
+_log = logging.getLogger(__name__)
 
 READERS = 4
 """Files that are read at once. They need less than a CPU: decoding takes far longer."""
@@ -64,10 +69,14 @@ def _row(shard: Shard, data: bytes = b"", *, error: str = "") -> pa.Table:
 
 
 class ShardWriter:
-    """Computes and writes shards: what an actor is. The first shard loads the bundle."""
+    """Computes and writes shards: what an actor is. The first shard loads the bundle.
 
-    def __init__(self, manifest: Manifest, output: Output, task: Task):
-        self._manifest, self._output, self._task = manifest, output, task
+    Args:
+        driver: the name of the run's driver, in the marks of what is under way.
+    """
+
+    def __init__(self, manifest: Manifest, output: Output, task: Task, driver: str = ""):
+        self._manifest, self._output, self._task, self._driver = manifest, output, task, driver
 
     @cached_property
     def _function(self) -> RowFunction:
@@ -93,7 +102,7 @@ class ShardWriter:
     def write(self, shard: Shard, data: bytes) -> dict[str, int]:
         """Write a shard, if nobody has done so; returns the number of its rows of each status."""
         part, counts = self._output.part(shard), self._output.counts(shard)
-        tries = Tries(self._output.tries / part.uri.rpartition("/")[2])
+        tries = Tries(self._output.tries / part.name, self._driver)
         if part.stamp() is None:
             source = self._manifest.inputs[shard.file]
             table = pa.ipc.open_stream(data).read_all()
@@ -159,7 +168,13 @@ def _dataset(manifest: Manifest, output: Output, task: Task, cluster: ClusterOpt
     if not ray.is_initialized():
         connect(cluster.address)
     quiet_ray_data()
-    actors = cluster.actors or _room(ray.cluster_resources(), threads, cluster.gpus)
+    room = _room(
+        ray.cluster_resources(),
+        threads,
+        cluster.gpus,
+        may_grow=cluster.address is not None and cluster.actors is not None,
+    )
+    actors = cluster.actors or room
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
@@ -179,7 +194,7 @@ def _dataset(manifest: Manifest, output: Output, task: Task, cluster: ClusterOpt
     shards = files.map_batches(read_files, fn_kwargs=reading, batch_size=1, num_cpus=0, compute=readers)
     return shards.map_batches(
         ShardWriter,
-        fn_constructor_args=(manifest, output, task),
+        fn_constructor_args=(manifest, output, task, secrets.token_hex(4)),
         batch_size=1,
         batch_format="pyarrow",
         num_cpus=threads,
@@ -188,12 +203,23 @@ def _dataset(manifest: Manifest, output: Output, task: Task, cluster: ClusterOpt
     )
 
 
-def _room(resources: Mapping[str, float], threads: int, gpus: float) -> int:
-    """The number of actors that a cluster has room for."""
-    room = resources.get("GPU", 0) // gpus if gpus else resources.get("CPU", 1) // threads
+def _room(resources: Mapping[str, float], threads: int, gpus: float, *, may_grow: bool) -> int:
+    """The number of actors that a cluster has room for.
+
+    Args:
+        may_grow: machines may come later, so that a cluster without room gets a warning.
+
+    Raises:
+        TfexportError: there is no room for one. Ray would wait for ever.
+    """
+    cpus, own_gpus = resources.get("CPU", 0), resources.get("GPU", 0)
+    room = int(min(cpus // threads, own_gpus // gpus if gpus else math.inf))
     if room < 1:
-        raise TfexportError("the cluster has no room for an actor. Ask for fewer --threads or --gpus.")
-    return int(room)
+        about = f"the cluster has no room for an actor: it has {cpus:g} CPUs and {own_gpus:g} GPUs"
+        if not may_grow:
+            raise TfexportError(f"{about}. Ask for fewer --threads or --gpus.")
+        _log.warning("warning: %s. The run waits for machines.", about)
+    return room
 
 
 def inputs_of(places: list[Any], columns: Mapping[str, str]) -> list[Input]:

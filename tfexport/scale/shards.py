@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import re
 from codecs import BOM_UTF8
+from collections import deque
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
@@ -22,10 +23,22 @@ from tfexport.scale.storage import COMPRESSED, Place, Stamp
 
 MOST_BYTES = 32 << 20
 """Bytes of rows after which a shard ends."""
+STEP = 256
+"""Rows of Parquet that are read at once."""
 LONGEST_ROW = 1 << 30
 """Bytes of a line after which the file is taken for one without lines."""
 RAW = "raw"
 """The column of lines that are not parsed yet."""
+_NOT_TEXT = {
+    "gzip": b"\x1f\x8b",
+    "zstd": b"\x28\xb5\x2f\xfd",
+    "bz2": b"BZh91AY&SY",
+    "xz": b"\xfd7zXZ\x00",
+    "lz4": b"\x04\x22\x4d\x18",
+    "zip": b"PK\x03\x04",
+    "Parquet": b"PAR1\x15",
+}
+"""First bytes of files that would be read as lines of nonsense."""
 _NAME = re.compile(r"part-(\d{5,})-(\d{12,})-(\d+)\.(?:parquet|jsonl|txt)")
 _SUFFIX: dict[CorpusFormat, str] = {"parquet": "parquet", "jsonl": "jsonl", "text": "txt"}
 
@@ -63,7 +76,7 @@ class Input:
         stamp = place.stamp()
         if stamp is None:
             raise TfexportError(f"there is no file {place.uri} any more. Check the path.")
-        return cls(place, format_of(place.uri), stamp)
+        return cls(place, format_of(place.name), stamp)
 
     def require_unchanged(self) -> None:
         """Raises: TfexportError: the file is another than at the start of the run."""
@@ -79,6 +92,7 @@ class Input:
             TfexportError: it is Parquet that cannot be read, or has no text in one of them.
         """
         if self.format != "parquet":
+            self._require_text()
             return
         try:
             with parquet.ParquetFile(self.place.path, filesystem=self.place.system) as file:
@@ -93,15 +107,36 @@ class Input:
                 kind = schema.field(name).type
                 raise TfexportError(f"the column {name!r} of {self.place.uri} has {kind}, no text. Give {flag}.")
 
+    def _require_text(self) -> None:
+        """Raises: TfexportError: the file cannot be read, or its name does not tell its compression or format."""
+        if compression_of(self.place.name)[1] is not None:
+            return
+        try:
+            with self.place.system.open_input_stream(self.place.path, compression=None) as file:
+                kind = _kind_of_bytes(file.read(16))
+        except (pa.ArrowException, OSError) as error:
+            raise _unreadable(self, error) from error
+        if kind is not None:
+            ends = ", ".join((*COMPRESSED, ".parquet"))
+            raise TfexportError(f"{self.place.uri} is {kind}, no text. Its name must end with one of {ends}.")
 
-def format_of(uri: str) -> CorpusFormat:
-    """By the extension; what is neither Parquet nor JSON lines is text."""
-    name = uri.lower()
-    for ending in COMPRESSED:
-        name = name.removesuffix(ending)
+
+def _kind_of_bytes(start: bytes) -> str | None:
+    """The name of a format that a file with this start has; None if it may be text."""
+    return next((name for name, magic in _NOT_TEXT.items() if start.startswith(magic)), None)
+
+
+def format_of(name: str) -> CorpusFormat:
+    """The format of a file by its name; what is neither Parquet nor JSON lines is text."""
+    name = name.lower().removesuffix(compression_of(name)[0])
     if name.endswith((".parquet", ".pq")):
         return "parquet"
     return "jsonl" if name.endswith((".jsonl", ".ndjson", ".json")) else "text"
+
+
+def compression_of(name: str) -> tuple[str, str | None]:
+    """The end of a file's name that tells its compression, and the compression as PyArrow calls it; ("", None) for none."""
+    return next(((end, kind) for end, kind in COMPRESSED.items() if name.lower().endswith(end)), ("", None))
 
 
 def read_shards(
@@ -138,7 +173,9 @@ def _tables(source: Input, rows: int, done: list[Shard]) -> Iterator[pa.Table | 
     if source.format == "parquet":
         yield from _row_groups(source, rows, done)
         return
-    raw = source.place.system.open_input_stream(source.place.path, compression="detect", buffer_size=1 << 20)
+    raw = source.place.system.open_input_stream(
+        source.place.path, compression=compression_of(source.place.name)[1], buffer_size=1 << 20
+    )
     with raw, io.BufferedReader(raw, 1 << 20) as lines:
         waiting: list[bytes] = []
         size = 0
@@ -170,23 +207,41 @@ def _row_groups(source: Input, rows: int, done: list[Shard]) -> Iterator[pa.Tabl
             if about.num_rows and sum(shard.rows for shard in within) == about.num_rows:
                 yield from (shard.rows for shard in within)
             elif about.num_rows:
-                size = max(1, min(rows, MOST_BYTES * about.num_rows // max(1, about.total_byte_size)))
-                yield from _slices(file, group, size)
+                yield from _slices(file, group, rows)
             first = last
 
 
-def _slices(file: Any, group: int, size: int) -> Iterator[pa.Table]:
-    """Tables of `size` rows of a row group, however the library's batches come."""
-    waiting: list[pa.RecordBatch] = []
-    for batch in file.iter_batches(batch_size=size, row_groups=[group]):
-        waiting.append(batch)
-        table = pa.Table.from_batches(waiting)
-        while len(table) >= size:
-            yield table.slice(0, size)
-            table = table.slice(size)
-        waiting = table.to_batches() if len(table) else []
-    if waiting:
-        yield pa.Table.from_batches(waiting)
+def _slices(file: Any, group: int, rows: int) -> Iterator[pa.Table]:
+    """Tables of at most `rows` rows of a row group. One ends as soon as it has `MOST_BYTES` after a step of rows.
+
+    The bytes are those in memory: the file may have one copy of a text that stands in many rows. Steps do not depend on how
+    the library's batches come.
+    """
+    batches = file.iter_batches(batch_size=min(rows, STEP), row_groups=[group])
+    waiting: deque[pa.RecordBatch] = deque()
+    found: list[pa.RecordBatch] = []
+    n_rows = n_bytes = n_waiting = 0
+    while True:
+        wanted = min(STEP, rows - n_rows)
+        while n_waiting < wanted and (batch := next(batches, None)) is not None:
+            waiting.append(batch)
+            n_waiting += len(batch)
+        if not n_waiting:
+            break
+        wanted = min(wanted, n_waiting)
+        n_rows, n_waiting = n_rows + wanted, n_waiting - wanted
+        while wanted:
+            batch = waiting.popleft()
+            found.append(batch.slice(0, wanted))
+            if len(batch) > wanted:
+                waiting.appendleft(batch.slice(wanted))
+            wanted -= len(found[-1])
+            n_bytes += found[-1].nbytes
+        if n_rows == rows or n_bytes >= MOST_BYTES:
+            yield pa.Table.from_batches(found)
+            found, n_rows, n_bytes = [], 0, 0
+    if found:
+        yield pa.Table.from_batches(found)
 
 
 def _is_text(kind: pa.DataType) -> bool:

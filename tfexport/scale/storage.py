@@ -8,13 +8,14 @@ import os
 import posixpath
 import re
 import secrets
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes
 
 from pyarrow import ArrowException
 from pyarrow import fs as arrow_fs
@@ -23,8 +24,11 @@ from tfexport.errors import TfexportError
 from tfexport.system.atomic_files import make_folder, whole_file
 
 _WILD = "*?["
+_HIDDEN = (".", "_")
+"""What names of hidden files begin with, and those of files that are no rows, as `_SUCCESS` of Spark."""
 _FILE_URI = re.compile(r"file:(?://(?:localhost)?/+|/(?!/))(.*)", re.IGNORECASE)
-COMPRESSED = (".gz", ".zst", ".bz2")
+COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+"""The compressions that are read, by the ends of names, as PyArrow calls them."""
 
 
 @dataclass(frozen=True)
@@ -37,52 +41,70 @@ class Stamp:
 
 @dataclass(frozen=True)
 class Place:
-    """A file or folder, by an absolute path or a URI. It can be sent to other machines."""
+    """A file or folder. It can be sent to other machines."""
 
-    uri: str
+    path: str
+    """As its file system has it: absolute on this machine, `bucket/folder/file` on S3."""
+    root: str = ""
+    """A URI of its file system, as the user wrote it: of this file or another one. Empty for this machine."""
 
     @classmethod
     def of(cls, given: str) -> Place:
-        """A place as the user writes it. `file:///a` is `/a`: the same run, with the same locks."""
+        """A place as the user writes it. `file:///a` is `/a`: the same run, with the same locks.
+
+        Raises:
+            TfexportError: PyArrow knows no such file system.
+        """
         if local := _FILE_URI.fullmatch(given):
             given = f"/{os.fsdecode(unquote_to_bytes(local[1]))}"
-        return cls(given.rstrip("/") if "://" in given else str(Path(given).absolute()))
+        if "://" not in given:
+            return cls(str(Path(given).absolute()))
+        body, sign, options = given.partition("?")  # as in s3://bucket/folder?region=eu-north-1
+        root = f"{body.rstrip('/')}{sign}{options}"
+        return cls(str(_file_system(root)[1]), root)
 
     @property
     def is_local(self) -> bool:
-        return "://" not in self.uri
+        return not self.root
+
+    @property
+    def uri(self) -> str:
+        """The path or URI, for people: characters of URIs are not quoted."""
+        if self.is_local:
+            return self.path
+        body, sign, options = self.root.partition("?")
+        start = f"{body.partition('://')[0]}://"
+        if self.path.startswith("/"):  # as in hdfs://host:9000/folder
+            start += body.removeprefix(start).partition("/")[0]
+        return f"{start}{self.path}{sign}{options}"
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return posixpath.basename(self.path)
 
     @cached_property
-    def _found(self) -> tuple[Any, str]:
-        try:
-            return (
-                arrow_fs.FileSystem.from_uri(self.uri) if not self.is_local else (arrow_fs.LocalFileSystem(), self.uri)
-            )
-        except (ArrowException, ValueError, OSError) as error:
-            raise TfexportError(f"cannot use {self.uri}: {_line(error)}. Give a path, or a URI of PyArrow.") from error
+    def system(self) -> Any:
+        """A `pyarrow.fs.FileSystem`.
+
+        Raises:
+            TfexportError: it cannot be used.
+        """
+        return arrow_fs.LocalFileSystem() if self.is_local else _file_system(self.root)[0]
 
     def __getstate__(self) -> dict[str, str]:
-        return {"uri": self.uri}
-
-    @property
-    def system(self) -> Any:
-        """A `pyarrow.fs.FileSystem`."""
-        return self._found[0]
-
-    @property
-    def path(self) -> str:
-        """Of the file, as its file system has it."""
-        return str(self._found[1])
+        return {"path": self.path, "root": self.root}
 
     def __truediv__(self, name: str) -> Place:
         return self.at(f"{self.path}/{name}")
 
     def at(self, path: str) -> Place:
         """Another path of the same file system."""
-        if self.is_local:
-            return Place(path)
-        body, sign, options = self.uri.partition("?")  # as in s3://bucket/folder?region=eu-north-1
-        return Place(f"{body.removesuffix(quote(self.path))}{quote(path)}{sign}{options}")
+        return Place(path, self.root)
+
+    def is_in(self, folder: Place) -> bool:
+        """Whether this is in a folder, or further down."""
+        return self.uri.partition("?")[0].startswith(f"{folder.uri.partition('?')[0]}/")
 
     def stamp(self) -> Stamp | None:
         """Of a file; None where there is none."""
@@ -104,8 +126,8 @@ class Place:
         Raises:
             OSError: it cannot be written.
         """
-        path, name = posixpath.split(self.path)
-        partial = f".{name}.{secrets.token_hex(4)}.partial"
+        path = posixpath.dirname(self.path)
+        partial = f".{self.name}.{secrets.token_hex(4)}.partial"
         if self.is_local:
             with whole_file(Path(self.path), Path(path, partial)) as file:
                 file.write(content)
@@ -141,8 +163,19 @@ class Place:
                 self.system.delete_file(self.path)
 
 
-def inputs(given: list[str]) -> list[Place]:
+def _file_system(uri: str) -> tuple[Any, str]:
+    """The file system of a URI, and the path of the URI there."""
+    try:
+        return arrow_fs.FileSystem.from_uri(uri)  # type: ignore[no-any-return]
+    except (ArrowException, ValueError, OSError) as error:
+        raise TfexportError(f"cannot use {uri}: {_line(error)}. Give a path, or a URI of PyArrow.") from error
+
+
+def inputs(given: list[str], without: Place | None = None) -> list[Place]:
     """The files of paths, globs and folders, in the order in which they are given; of each of these sorted.
+
+    Args:
+        without: a folder whose files are left out: that of the output may be in one of the inputs.
 
     Raises:
         TfexportError: there is no such file, or one comes twice.
@@ -150,31 +183,36 @@ def inputs(given: list[str]) -> list[Place]:
     found: list[Place] = []
     for one in given:
         try:
-            files = sorted(_matching(one), key=lambda place: place.uri)
+            every = sorted(_matching(one), key=lambda place: place.uri)
         except (ArrowException, OSError) as error:
             raise TfexportError(f"cannot read {one}: {_line(error)}. Check the path and your access to it.") from error
+        files = [file for file in every if without is None or not file.is_in(without)]
+        if every and not files:
+            raise TfexportError(f"{one} has only files of the output folder. Give another folder for the output.")
         if not files:
             raise TfexportError(f"there is no file {one}. Check the path.")
         found += files
-    if len(set(found)) < len(found):
-        twice = next(place for place in found if found.count(place) > 1)
-        raise TfexportError(f"{twice.uri} is given twice. Give each input once.")
+    counts = Counter(place.uri for place in found)
+    if twice := [uri for uri, count in counts.items() if count > 1]:
+        raise TfexportError(f"{twice[0]} is given twice. Give each input once.")
     return found
 
 
 def _matching(given: str) -> Iterator[Place]:
-    place = Place.of(given)
-    if not place.is_local and "*" in given:  # no URI has it, and `?` begins its options
-        body, sign, options = given.partition("?")
+    body, sign, options = given.partition("?")
+    if "://" in given and not _FILE_URI.fullmatch(given) and "*" in body:  # no URI has it, and `?` begins its options
         folder = body.partition("*")[0].rpartition("/")[0]
-        start = Place(f"{folder}{sign}{options}")
-        pattern = f"{start.path}{body[len(folder) :]}"
+        start = Place.of(f"{folder}{sign}{options}")
+        pattern = f"{glob.escape(start.path)}{unquote(body[len(folder) :])}"
         yield from (start.at(path) for path in _walk(start, start.path) if _matches(path, pattern))
-    elif place.stamp() is not None:  # also where its name has characters of globs
+        return
+    place = Place.of(given)
+    if place.stamp() is not None:  # also where its name has characters of globs
         yield place
     elif place.is_local and any(sign in given for sign in _WILD):
-        for name in glob.glob(place.uri, recursive=True):
-            yield from _files(Place(name))
+        for name in glob.glob(place.path, recursive=True):
+            if not (Path(name).is_dir() and Path(name).name.startswith(_HIDDEN)):
+                yield from _files(Place(name))
     else:
         yield from _files(place)
 
@@ -195,7 +233,7 @@ def _walk(place: Place, folder: str) -> Iterator[str]:
     """The files below a folder, without hidden ones and those of other programs, `_SUCCESS` and so on."""
     for info in place.system.get_file_info(arrow_fs.FileSelector(folder, recursive=True, allow_not_found=True)):
         below = info.path[len(folder) :].strip("/").split("/")
-        if info.type == arrow_fs.FileType.File and not any(part.startswith((".", "_")) for part in below):
+        if info.type == arrow_fs.FileType.File and not any(part.startswith(_HIDDEN) for part in below):
             yield info.path
 
 

@@ -3,8 +3,10 @@
 A worker marks a shard before it decodes it, and removes the mark after that. A shard that was left twice is decoded row
 by row, each marked. A row that was left three times is set aside.
 
-tries/part-…/shard-9f3c       a try of the whole shard
-tries/part-…/row-17-9f3c      a try of row 17 of it alone
+tries/part-…/shard-5d01-9f3c       a try of the whole shard, by an actor of the driver 5d01
+tries/part-…/row-17-5d01-9f3c      a try of row 17 of it alone
+
+Only marks of the same driver count. Others were left when that driver was interrupted, so the row may be harmless.
 """
 
 from __future__ import annotations
@@ -28,11 +30,12 @@ class Tries:
 
     Args:
         folder: which has its marks, and may be missing.
+        driver: the name of the driver.
     """
 
-    def __init__(self, folder: Place):
-        self._folder = folder
-        names = folder.names()
+    def __init__(self, folder: Place, driver: str = ""):
+        self._folder, self._driver = folder, driver
+        names = [name for name in folder.names() if name.split("-")[-2:-1] == [driver]]
         self.whole = sum(name.startswith("shard-") for name in names)
         """Tries of the whole shard whose worker ended."""
         self.rows = Counter(int(name.split("-")[1]) for name in names if name.startswith("row-"))
@@ -41,7 +44,7 @@ class Tries:
     @contextmanager
     def mark(self, name: str) -> Iterator[None]:
         """Mark what is under way. An error removes the mark; what ends the process does not."""
-        place = self._folder / f"{name}-{secrets.token_hex(4)}"
+        place = self._folder / f"{name}-{self._driver}-{secrets.token_hex(4)}"
         self._folder.make()
         place.mark()
         try:

@@ -26,6 +26,7 @@ from ray.exceptions import RayError
 from tfexport.errors import TfexportError
 from tfexport.scale import Scorer
 from tfexport.scale.cluster import WITHOUT_METRICS, connect
+from tfexport.scale.run import _room
 
 pytestmark = pytest.mark.thorough
 
@@ -97,7 +98,10 @@ def test_what_cannot_be_written_is_one_line_and_the_run_goes_on(tiny_bundle: Pat
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith(f"error: cannot write {part}: ")
     refused = corpus(tiny_bundle, *given, "--output-format", "jsonl")
-    assert " has another run: its output_format is 'text', not 'jsonl'. Go on " in refused.stderr.splitlines()[-1]
+    assert (
+        " has another run: its output_format is 'text', not 'jsonl'. Continue that run"
+        in refused.stderr.splitlines()[-1]
+    )
     part.rmdir()
     assert corpus(tiny_bundle, *given).returncode == 0
     content = b"".join(part.read_bytes() for part in sorted((tmp_path / "out").glob("part-*")))
@@ -201,7 +205,20 @@ def test_the_loop_of_ray_rests_and_its_cluster_ends_with_the_run(tiny_bundle: Pa
     assert not [line for line in done.stderr.splitlines() if "Progress bars" in line or " INFO " in line]
 
 
-@pytest.mark.parametrize("kind", [ConnectionError, ValueError, RayError])
+@pytest.mark.parametrize("flags", [("--threads", "64"), ("--gpus", "1")])
+def test_actors_without_room_are_an_error(tiny_bundle: Path, tmp_path: Path, flags: tuple[str, str]) -> None:
+    (tmp_path / "in.txt").write_text("de4\n", encoding="utf-8")
+    done = run("corpus", tiny_bundle, tmp_path / "in.txt", "-o", tmp_path / "out", *flags)
+    assert done.returncode == 2
+    assert "error: the cluster has no room for an actor: it has " in done.stderr.splitlines()[-1]
+
+
+def test_a_cluster_that_may_grow_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    assert _room({"CPU": 2}, 4, 0, may_grow=True) == 0
+    assert "it has 2 CPUs and 0 GPUs. The run waits for machines" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [ConnectionError, RuntimeError, ValueError, RayError])
 def test_a_cluster_that_cannot_be_used_is_an_error(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray itself looks for a cluster that is not there for many minutes."""
 

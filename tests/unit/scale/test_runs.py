@@ -49,7 +49,7 @@ def test_a_run_is_resumed_as_it_was_begun(manifest: Manifest, output: Output) ->
         ({"bundle": "1" * 64}, "its bundle is another"),
         ({"options": {"search": {"beam": 5, "suppress": (1, 2)}}}, "search beam is 4, not 5"),
         ({"rows_per_shard": 11}, "rows_per_shard is 10, not 11"),
-        ({"inputs": []}, "it has 1 inputs, which are not the 0"),
+        ({"inputs": []}, "its number of inputs is 1, not 0"),
     ],
 )
 def test_another_run_is_refused(manifest: Manifest, output: Output, change: Any, about: str) -> None:
@@ -105,18 +105,20 @@ def test_a_row_that_ends_its_worker_is_set_aside(tmp_path: Path) -> None:
         (tmp_path / name).touch()
 
     def decoded() -> list[Row]:
-        return rows_of(translator, ["a", "b", "c"], "", Tries(Place.of(str(tmp_path))))
+        return rows_of(translator, ["a", "b", "c"], "", Tries(Place.of(str(tmp_path)), "me"))
 
     translator: Any = Deadly("b")
     for number in range(2):
         with pytest.raises(Killed):
             decoded()
-        died(f"shard-{number}")
+        died(f"shard-me-{number}")
+        died(f"shard-other-{number}")
     assert translator.single == 0
     for number in range(3):
         with pytest.raises(Killed):
             decoded()
-        died(f"row-1-{number}")
+        died(f"row-1-me-{number}")
+        died(f"row-2-other-{number}")  # of a driver that was interrupted
     assert translator.single == 3
     rows = decoded()
     assert [row.status for row in rows] == ["ok", "worker_ended", "ok"]
@@ -129,19 +131,19 @@ def test_marks_are_there_while_a_shard_is_decoded_and_no_longer(tmp_path: Path) 
     class Looks(Deadly):
         def rows(self, values: Sequence[object], place: str, *, singly: bool = False) -> Iterator[Row]:
             for row in super().rows(values, place, singly=singly):
-                found = Tries(Place.of(str(tmp_path)))
+                found = Tries(Place.of(str(tmp_path)), "me")
                 seen.append((found.whole, dict(found.rows)))
                 yield row
 
     looks: Any = Looks(None)
-    rows_of(looks, ["a", "b"], "", Tries(Place.of(str(tmp_path))))
+    rows_of(looks, ["a", "b"], "", Tries(Place.of(str(tmp_path)), "me"))
     assert seen == [(1, {}), (1, {})]
     for number in range(2):
-        (tmp_path / f"shard-{number}").touch()
+        (tmp_path / f"shard-me-{number}").touch()
     seen.clear()
-    rows_of(looks, ["a", "b"], "", Tries(Place.of(str(tmp_path))))
+    rows_of(looks, ["a", "b"], "", Tries(Place.of(str(tmp_path)), "me"))
     assert seen == [(2, {0: 1}), (2, {1: 1})]
-    assert not Tries(Place.of(str(tmp_path))).rows
+    assert not Tries(Place.of(str(tmp_path)), "me").rows
 
 
 class Upper:

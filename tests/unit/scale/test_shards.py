@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 import os
+import pickle
+import zipfile
 from codecs import BOM_UTF8
 from pathlib import Path
 
@@ -15,7 +19,7 @@ from pyarrow import parquet  # noqa: E402
 
 from tfexport.errors import TfexportError  # noqa: E402
 from tfexport.scale import shards  # noqa: E402
-from tfexport.scale.shards import RAW, Input, Shard, gaps, read_shards  # noqa: E402
+from tfexport.scale.shards import RAW, Input, Shard, compression_of, format_of, gaps, read_shards  # noqa: E402
 from tfexport.scale.storage import Place, inputs  # noqa: E402
 
 
@@ -60,7 +64,69 @@ def test_a_mark_alone_is_an_empty_line_as_in_decode(tmp_path: Path) -> None:
 def test_a_uri_of_a_file_here_is_its_path() -> None:
     for uri in ("file:///a%20b/c.txt", "file://localhost/a%20b/c.txt", "FILE:////a b/c.txt", "file:/a%20b/c.txt"):
         assert Place.of(uri) == Place.of("/a b/c.txt")
-    assert Place.of("s3://a%20b/c.txt").uri == "s3://a%20b/c.txt"
+
+
+OPTIONS = "?region=us-east-1"
+
+
+@pytest.mark.parametrize(
+    ("given", "path", "uri"),
+    [
+        ("s3://b/x", "b/x", "s3://b/x"),
+        ("s3://b/x/", "b/x", "s3://b/x"),
+        ("s3://b/lang=de/a+b,c@d", "b/lang=de/a+b,c@d", "s3://b/lang=de/a+b,c@d"),
+        ("s3://b/a%20b", "b/a b", "s3://b/a b"),
+        ("s3://b", "b", "s3://b"),
+    ],
+)
+def test_files_below_a_uri_with_options(given: str, path: str, uri: str) -> None:
+    place = Place.of(f"{given}{OPTIONS}")
+    file = place / "part=1%/a b.parquet"
+    assert (place.path, place.uri) == (path, f"{uri}{OPTIONS}")
+    assert (file.path, file.name) == (f"{path}/part=1%/a b.parquet", "a b.parquet")
+    assert file.uri == f"{uri}/part=1%/a b.parquet{OPTIONS}"
+    assert file.system.equals(place.system)
+    assert (file.is_in(place), place.is_in(file), place.is_in(place)) == (True, False, False)
+    assert pickle.loads(pickle.dumps(file)) == file
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "compression"),
+    [
+        ("a.parquet", "parquet", None),
+        ("A.PQ", "parquet", None),
+        ("a.jsonl.gz", "jsonl", "gzip"),
+        ("A.TXT.GZ", "text", "gzip"),
+        ("a.de.zst", "text", "zstd"),
+        ("a.ndjson.bz2", "jsonl", "bz2"),
+        ("a.gz.txt", "text", None),
+    ],
+)
+def test_the_name_tells_the_format(name: str, format: str, compression: str | None) -> None:
+    assert (format_of(name), compression_of(name)[1]) == (format, compression)
+
+
+def test_the_end_of_a_name_in_upper_case_tells_the_compression(tmp_path: Path) -> None:
+    (tmp_path / "A.TXT.GZ").write_bytes(gzip.compress(b"a\nb\n"))
+    assert raw(tmp_path / "A.TXT.GZ") == [b"a\n", b"b\n"]
+
+
+@pytest.mark.parametrize("kind", ["gzip", "xz", "bz2", "zip", "Parquet"])
+def test_a_file_that_is_no_text_is_an_error(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a.txt"
+    if kind == "Parquet":
+        parquet.write_table(pa.table({"text": ["a"]}), path)
+    elif kind == "zip":
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("a.txt", "a")
+    else:
+        compress = {"gzip": gzip.compress, "xz": lzma.compress, "bz2": bz2.compress}[kind]
+        path.write_bytes(compress(b"a\n"))
+    with pytest.raises(TfexportError, match=rf"a\.txt is {kind}, no text\. Its name must end with one of \.gz"):
+        source(path).require_columns({"--text-column": "text"})
+    for text in (b"", b"PAR1 is a name\n", b"BZh\n", b"PK\n", "\ufeffä\n".encode()):
+        path.write_bytes(text)
+        source(path).require_columns({"--text-column": "text"})
 
 
 def test_an_empty_file_has_no_shard_but_an_end(tmp_path: Path) -> None:
@@ -83,6 +149,17 @@ def test_large_rows_end_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(shards, "MOST_BYTES", 100)
     (tmp_path / "a.txt").write_bytes(b"x\n" * 2 + b"y" * 1000 + b"\n" + b"z\n" * 5)
     assert ranges(tmp_path / "a.txt") == [(0, 3), (3, 4), (7, 1), (8, 0)]
+
+
+def test_the_bytes_of_rows_in_memory_end_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file has one copy of the long text."""
+    monkeypatch.setattr(shards, "MOST_BYTES", 50_000)
+    monkeypatch.setattr(shards, "STEP", 10)
+    table = pa.table({"text": [*["x" * 1000] * 175, *["y"] * 325], "n": range(500)})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    found = [rows for shard, rows in read_shards(source(tmp_path / "a.parquet"), 0, 128) if shard.rows]
+    assert [len(rows) for rows in found] == [50, 50, 50, 128, 128, 94]
+    assert pa.concat_tables(found).equals(table)
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.parquet"])
@@ -146,6 +223,21 @@ def test_gaps_and_overlaps_are_found() -> None:
     assert gaps(parts - {Shard(0, 0, 4)}, {0: 6})
     assert gaps(parts | {Shard(0, 2, 2)}, {0: 6})
     assert gaps(parts, {0: 6, 1: 3, 2: 1})
+
+
+def test_the_output_may_be_in_an_input(tmp_path: Path) -> None:
+    for name in ("a.txt", "out/part.txt", "out/_tfexport/run.json", "out2/b.txt", "_c/d.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+
+    def found(given: Path, out: str) -> list[str]:
+        return [Path(one.path).name for one in inputs([str(given)], without=Place.of(str(tmp_path / out)))]
+
+    assert found(tmp_path, "out") == ["a.txt", "b.txt"]
+    assert found(tmp_path / "*", "out") == ["a.txt", "b.txt"]
+    assert found(tmp_path / "out" / "*", "x") == ["part.txt"]
+    with pytest.raises(TfexportError, match="has only files of the output folder"):
+        found(tmp_path, ".")
 
 
 def test_inputs_are_paths_globs_and_folders(tmp_path: Path) -> None:
