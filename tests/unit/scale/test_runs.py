@@ -1,10 +1,13 @@
-"""Manifests of runs, and tries of shards whose worker ended."""
+"""Runs without Ray: their manifests, what is written in which order, and tries of shards whose worker ended."""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +15,13 @@ import pytest
 pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'tfexport[ray]'")
 
 from tfexport.errors import TfexportError
-from tfexport.scale.manifest import Manifest, Output
+from tfexport.scale import run as runs
+from tfexport.scale.manifest import Manifest, Output, Task
+from tfexport.scale.options import ClusterOptions
 from tfexport.scale.row_function import Row
 from tfexport.scale.shards import Input, Shard
 from tfexport.scale.storage import Place
-from tfexport.scale.tries import ROW_TRIES, WHOLE_TRIES, Tries, rows_of
+from tfexport.scale.tries import Tries, rows_of
 
 
 @pytest.fixture
@@ -99,17 +104,25 @@ def test_a_row_that_ends_its_worker_is_set_aside(tmp_path: Path) -> None:
     def died(name: str) -> None:
         (tmp_path / name).touch()
 
+    def decoded() -> list[Row]:
+        return rows_of(translator, ["a", "b", "c"], "", Tries(Place.of(str(tmp_path)), "me"))
+
     translator: Any = Deadly("b")
-    for number in range(WHOLE_TRIES):
+    for number in range(2):
+        with pytest.raises(Killed):
+            decoded()
         died(f"shard-me-{number}")
         died(f"shard-other-{number}")
-    for number in range(ROW_TRIES):
+    assert translator.single == 0
+    for number in range(3):
         with pytest.raises(Killed):
-            rows_of(translator, ["a", "b", "c"], "", Tries(Place.of(str(tmp_path)), "me"))
+            decoded()
         died(f"row-1-me-{number}")
         died(f"row-2-other-{number}")  # of a driver that was interrupted
-    rows = rows_of(translator, ["a", "b", "c"], "", Tries(Place.of(str(tmp_path)), "me"))
+    assert translator.single == 3
+    rows = decoded()
     assert [row.status for row in rows] == ["ok", "worker_ended", "ok"]
+    assert "the worker ended 3 times" in rows[1].message
 
 
 def test_marks_are_there_while_a_shard_is_decoded_and_no_longer(tmp_path: Path) -> None:
@@ -125,9 +138,175 @@ def test_marks_are_there_while_a_shard_is_decoded_and_no_longer(tmp_path: Path) 
     looks: Any = Looks(None)
     rows_of(looks, ["a", "b"], "", Tries(Place.of(str(tmp_path)), "me"))
     assert seen == [(1, {}), (1, {})]
-    for number in range(WHOLE_TRIES):
+    for number in range(2):
         (tmp_path / f"shard-me-{number}").touch()
     seen.clear()
     rows_of(looks, ["a", "b"], "", Tries(Place.of(str(tmp_path)), "me"))
-    assert seen == [(WHOLE_TRIES, {0: 1}), (WHOLE_TRIES, {1: 1})]
+    assert seen == [(2, {0: 1}), (2, {1: 1})]
     assert not Tries(Place.of(str(tmp_path)), "me").rows
+
+
+class Upper:
+    """What is computed: text in capitals."""
+
+    reads = ("text",)
+
+    def __init__(self, bundle: Path):
+        pass
+
+    def rows(self, values: Sequence[Any], place: str, *, singly: bool = False) -> Iterator[Row]:
+        for value in values:
+            yield value if isinstance(value, Row) else Row("ok", "", (value.decode().upper(),))
+
+    def line(self, row: Row) -> str:
+        return "".join(row.found)
+
+
+class Corpus:
+    """A run over five rows in three shards, in this process: Ray is needed for `_dataset` alone.
+
+    Args:
+        folder: of its input and output.
+    """
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
+        (folder / "in.txt").write_text("a\nb\nc\nd\ne\n", encoding="utf-8")
+        kind: Any = Upper
+        self.folder, self.task = folder / "out", Task(kind, folder, {})
+        inputs = [Input.of(Place.of(str(folder / "in.txt")))]
+        self.manifest = Manifest("0" * 64, {}, "text", 2, inputs)
+        self.output = Output(Place.of(str(self.folder)), "text")
+        self.manifest.begin(self.output, resume=True)
+        self.lost: set[int] = set()
+        """First rows of the shards that get lost on the way; of the last, which has no rows, their total."""
+        self.at_start: list[str] = []
+        """What lay in the folder when the first shard was read."""
+        monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
+        monkeypatch.setattr(runs, "_dataset", lambda *given: SimpleNamespace(iter_rows=self.computed))
+
+    def computed(self) -> Iterator[Any]:
+        """What comes out of Ray."""
+        self.at_start = [path.name for path in self.folder.rglob("*")]
+        writer = runs.ShardWriter(self.manifest, self.output, self.task)
+        for table in runs.read_files({"file": [0]}, self.manifest, self.output.done()):
+            if table["first"][0].as_py() not in self.lost:
+                yield from writer(table).to_pylist()
+
+    def run(self) -> list[Shard]:
+        """The shards that were done."""
+        return [done.shard for done in runs.run(self.manifest, self.output, self.task, ClusterOptions())]
+
+    def lines(self) -> list[str]:
+        """Of the output."""
+        return "".join(path.read_text(encoding="utf-8") for path in sorted(self.folder.glob("part-*"))).split()
+
+    @property
+    def summary(self) -> Any:
+        path = Path(self.output.summary.uri)
+        return json.loads(path.read_bytes()) if path.exists() else None
+
+
+SHARDS = [Shard(0, 0, 2), Shard(0, 2, 2), Shard(0, 4, 1)]
+WHOLE = {"rows": 5, "parts": 3, "statuses": {"ok": 5}}
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Corpus:
+    return Corpus(tmp_path, monkeypatch)
+
+
+def test_a_run_leaves_its_output_and_a_summary(corpus: Corpus) -> None:
+    assert corpus.run() == SHARDS
+    assert (corpus.lines(), corpus.summary) == ([*"ABCDE"], WHOLE)
+    assert corpus.run() == SHARDS  # read from what was counted
+    assert corpus.summary == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("lost", "about"),
+    [
+        (0, "input 0 has rows 0 and 2, which do not meet"),
+        (2, "input 0 has rows 2 and 4, which do not meet"),
+        (4, "input 0 has 5 rows, its parts 4"),
+        (5, "input 0 was not read"),
+    ],
+)
+def test_a_shard_that_got_lost_is_an_error_at_the_end(corpus: Corpus, lost: int, about: str) -> None:
+    corpus.lost = {lost}
+    with pytest.raises(TfexportError, match=rf"the output is not complete: {about}.*Run it again with --resume"):
+        corpus.run()
+    assert corpus.summary is None
+    corpus.lost = set()
+    corpus.run()
+    assert (corpus.lines(), corpus.summary) == ([*"ABCDE"], WHOLE)
+
+
+@pytest.mark.parametrize("writes", range(7))
+def test_a_run_goes_on_whenever_it_ended(corpus: Corpus, monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
+    """Its process ends after so many files, of which each shard has two: also a part has its counts then."""
+    write, written = Place.write, []
+
+    def ends(place: Place, content: bytes) -> None:
+        if len(written) == writes:
+            raise Killed
+        write(place, content)
+        written.append(place)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Place, "write", ends)
+        with pytest.raises(Killed):
+            corpus.run()
+    assert len(corpus.lines()) == min(5, writes // 2 * 2)
+    assert corpus.run() == SHARDS
+    assert (corpus.lines(), corpus.summary) == ([*"ABCDE"], WHOLE)
+
+
+def test_a_part_that_cannot_be_written_is_an_error_and_no_part(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = Place.write
+
+    def full(place: Place, content: bytes) -> None:
+        if place.uri.endswith(SHARDS[1].name("text")):
+            raise OSError(28, "No space left on device")
+        write(place, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Place, "write", full)
+        with pytest.raises(TfexportError, match=r"cannot write .*: No space left on device\. Make room, then go on"):
+            corpus.run()
+    assert corpus.output.done() == {SHARDS[0]}
+    assert corpus.run() == SHARDS
+    assert corpus.summary == WHOLE
+
+
+def test_a_shard_that_is_written_has_no_tries_any_more(corpus: Corpus) -> None:
+    tries = Path(corpus.output.tries.uri)
+    left = tries / SHARDS[1].name("text") / "shard-0"  # by a worker that ended
+    left.parent.mkdir(parents=True)
+    left.touch()
+    for _ in corpus.computed():
+        assert [path for path in tries.rglob("*") if SHARDS[0].name("text") in str(path)] == []
+    assert list(tries.iterdir()) == []
+    left.parent.mkdir()
+    left.touch()  # the worker ended when the part was written
+    data = next(iter(runs.read_files({"file": [0]}, corpus.manifest, {SHARDS[0]})))["data"][0].as_py()
+    runs.ShardWriter(corpus.manifest, corpus.output, corpus.task).write(SHARDS[1], data)
+    assert list(tries.iterdir()) == []
+
+
+def test_a_run_that_is_complete_leaves_no_tries(corpus: Corpus) -> None:
+    corpus.run()
+    left = Path(corpus.output.tries.uri, SHARDS[1].name("text"), "shard-0")
+    left.parent.mkdir(parents=True)
+    left.touch()
+    corpus.run()
+    assert not Path(corpus.output.tries.uri).exists()
+
+
+def test_what_was_left_half_written_is_removed_before_anything_is_read(corpus: Corpus) -> None:
+    name = f".{SHARDS[0].name('text')}.ab.partial"
+    left = [corpus.folder / name, corpus.folder / "_tfexport" / "done" / name]
+    for path in left:
+        path.touch()
+    corpus.run()
+    assert name not in corpus.at_start
+    assert [path for path in left if path.exists()] == []
