@@ -206,13 +206,14 @@ class Terminology:
         another character. Empty if the vocabulary cannot write the phrase, because then no output contains it.
         """
         if text not in self._terms:
-            places = dict.fromkeys((before_inside(text), "a ", "", attached_to(text)))
+            is_word = kind_of(text[0]) == "run"
             try:
-                found = [self._phrase(text.encode(), before) for before in places]
-                known = tuple(dict.fromkeys(found[:-1]))
-                if found[-1] not in known:
-                    known = (*known, found[-1]._replace(is_attached=kind_of(text[0]) == "run"))
-                self._terms[text] = known
+                found = {self._phrase(text.encode(), "a "): None}
+                for before in (before_inside(text), "", attached_to(text)):
+                    phrase = self._phrase(text.encode(), before)
+                    if phrase not in found:
+                        found[phrase._replace(is_attached=is_word)] = None
+                self._terms[text] = tuple(found)
             except Unreadable as problem:
                 if problem.status != "unknown_token":
                     raise

@@ -42,7 +42,7 @@ INLINE = frozenset(
 )
 """Elements that a sentence may contain. All others end the sentence."""
 
-RAISED = frozenset({"sub", "sup"})
+RAISED = frozenset({"sup"})
 """Elements that are copied if they have no letters, such as the number of a footnote. The model would read `Park.1`."""
 
 VOID = frozenset(

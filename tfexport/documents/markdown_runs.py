@@ -73,10 +73,13 @@ class _Runs:
                 done = end
             elif kind == "Start" and name in _ELEMENTS:
                 if name == "Link":
-                    self._label = about["id"] if about["link_type"] in ("Shortcut", "Collapsed") else None
-                self._run.open(name, start, self._begin(waiting[0][3]) if waiting[0][0] != "End" else end)
+                    self._label = self._label_of(about, start, end)
+                is_empty = waiting[0][0] == "End"
+                self._run.open(name, start, end if is_empty else self._begin(waiting[0][3]))
+                done = end if is_empty else done
             elif kind == "End" and name == "Link" and self._label is not None:
-                start, end = max(self._done, start), self._after_brackets(end)
+                start, done = max(self._done, start), self._after_brackets(end)
+                end = done
                 self._run.close(name, start, end, f"{self._source[start:end].removesuffix('[]')}[{self._label}]")
             elif kind == "End" and name in _ELEMENTS:
                 self._run.close(name, max(self._done, start), end)
@@ -89,6 +92,13 @@ class _Runs:
             self._done = done
         self._end()
         return self._found
+
+    def _label_of(self, about: Any, start: int, end: int) -> str | None:
+        """The label of a link `[start, end)` whose text is its label; None for another link."""
+        if about["link_type"] not in ("Shortcut", "Collapsed"):
+            return None
+        written = self._source[start + 1 : end - 1]
+        return str(about["id"]) if "\n" in written else written  # lines of a quotation begin with a mark
 
     def _begin(self, start: int) -> int:
         """The start of text, including a backslash before it that its event omits."""

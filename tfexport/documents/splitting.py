@@ -45,9 +45,18 @@ def has_words(text: str) -> bool:
 
 
 def spans_between(text: str, marks: tuple[str, str]) -> list[Span]:
-    """The parts of a text from an opening mark to its closing mark, with both. A mark without the other one is text."""
-    opens, closes = map(re.escape, marks)
-    return [found.span() for found in re.finditer(f"{opens}.*?{closes}", text, re.DOTALL)]
+    """The parts of a text from an opening mark to its closing mark on the same line, with both."""
+    opens, closes = marks
+    found = []
+    for line in _LINE.finditer(text):
+        place, last = line.span()
+        while (start := text.find(opens, place, last)) >= 0:
+            end = text.find(closes, start + len(opens), last)
+            if end < 0:
+                break
+            place = end + len(closes)
+            found.append((start, place))
+    return found
 
 
 def as_words(text: str, spans: Sequence[Span]) -> str:

@@ -213,7 +213,7 @@ def _room(resources: Mapping[str, float], threads: int, gpus: float, *, may_grow
         TfexportError: there is no room for one. Ray would wait for ever.
     """
     cpus, own_gpus = resources.get("CPU", 0), resources.get("GPU", 0)
-    room = int(min(cpus // threads, own_gpus // gpus if gpus else math.inf))
+    room = int(min(cpus // threads, own_gpus / gpus + 1e-9 if gpus else math.inf))  # 1 // 0.2 is 4
     if room < 1:
         about = f"the cluster has no room for an actor: it has {cpus:g} CPUs and {own_gpus:g} GPUs"
         if not may_grow:

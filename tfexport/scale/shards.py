@@ -24,7 +24,7 @@ from tfexport.scale.storage import COMPRESSED, Place, Stamp
 MOST_BYTES = 32 << 20
 """Bytes of rows after which a shard ends."""
 STEP = 256
-"""Rows of Parquet that are read at once."""
+"""Rows of Parquet that are read at once, at most."""
 LONGEST_ROW = 1 << 30
 """Bytes of a line after which the file is taken for one without lines."""
 RAW = "raw"
@@ -120,8 +120,11 @@ class Input:
         except (pa.ArrowException, OSError) as error:
             raise _unreadable(self, error) from error
         if kind is not None:
-            ends = ", ".join((*COMPRESSED, ".parquet"))
-            raise TfexportError(f"{self.place.uri} is {kind}, no text. Its name must end with one of {ends}.")
+            ends = {name: end for end, name in COMPRESSED.items()} | {"Parquet": ".parquet"}
+            what = (
+                f"Give it a name that ends with {ends[kind]}" if kind in ends else "Unpack it, or compress it with gzip"
+            )
+            raise TfexportError(f"{self.place.uri} is {kind}, no text. {what}.")
 
 
 def _kind_of_bytes(start: bytes) -> str | None:
@@ -210,22 +213,23 @@ def _row_groups(source: Input, rows: int, done: list[Shard]) -> Iterator[pa.Tabl
             if about.num_rows and sum(shard.rows for shard in within) == about.num_rows:
                 yield from (shard.rows for shard in within)
             elif about.num_rows:
-                yield from _slices(file, group, rows)
+                step = max(1, min(STEP, MOST_BYTES * about.num_rows // max(1, about.total_byte_size)))
+                yield from _slices(file, group, rows, step)
             first = last
 
 
-def _slices(file: Any, group: int, rows: int) -> Iterator[pa.Table]:
-    """Tables of at most `rows` rows of a row group. One ends as soon as it has `MOST_BYTES` after a step of rows.
+def _slices(file: Any, group: int, rows: int, step: int) -> Iterator[pa.Table]:
+    """Tables of at most `rows` rows of a row group. One ends as soon as it has `MOST_BYTES` after `step` rows.
 
     The bytes are those in memory: the file may have one copy of a text that stands in many rows. Steps do not depend on how
     the library's batches come.
     """
-    batches = file.iter_batches(batch_size=min(rows, STEP), row_groups=[group])
+    batches = file.iter_batches(batch_size=min(rows, step), row_groups=[group])
     waiting: deque[pa.RecordBatch] = deque()
     found: list[pa.RecordBatch] = []
     n_rows = n_bytes = n_waiting = 0
     while True:
-        wanted = min(STEP, rows - n_rows)
+        wanted = min(step, rows - n_rows)
         while n_waiting < wanted and (batch := next(batches, None)) is not None:
             waiting.append(batch)
             n_waiting += len(batch)
@@ -239,12 +243,22 @@ def _slices(file: Any, group: int, rows: int) -> Iterator[pa.Table]:
             if len(batch) > wanted:
                 waiting.appendleft(batch.slice(wanted))
             wanted -= len(found[-1])
-            n_bytes += found[-1].nbytes
+            n_bytes += sum(map(_bytes_of, found[-1].columns))
         if n_rows == rows or n_bytes >= MOST_BYTES:
             yield pa.Table.from_batches(found)
             found, n_rows, n_bytes = [], 0, 0
     if found:
         yield pa.Table.from_batches(found)
+
+
+def _bytes_of(column: pa.Array) -> int:
+    """The bytes of the rows of a slice, without what slices share: the words of a dictionary, the text of views."""
+    kind = column.type
+    if pa.types.is_string_view(kind):
+        column = column.cast(pa.binary_view())
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        column = column.cast(pa.large_binary())
+    return int((column.indices if pa.types.is_dictionary(kind) else column).nbytes)
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -74,9 +74,12 @@ class Place:
             return self.path
         body, sign, options = self.root.partition("?")
         start = f"{body.partition('://')[0]}://"
-        if self.path.startswith("/"):  # as in hdfs://host:9000/folder
-            start += body.removeprefix(start).partition("/")[0]
-        return f"{start}{self.path}{sign}{options}"
+        authority, path = body.removeprefix(start).partition("/")[0], self.path
+        if path.startswith("/"):  # as in hdfs://host:9000/folder
+            start += authority
+        elif authority.startswith(f"{path.partition('/')[0]}@"):  # as in abfss://container@account/folder
+            start, path = f"{start}{authority}/", path.partition("/")[2]
+        return f"{start}{path}{sign}{options}"
 
     @property
     def name(self) -> str:
@@ -104,6 +107,8 @@ class Place:
 
     def is_in(self, folder: Place) -> bool:
         """Whether this is in a folder, or further down."""
+        if self.is_local and folder.is_local:
+            return Path(folder.path).resolve() in Path(self.path).resolve().parents
         return self.uri.partition("?")[0].startswith(f"{folder.uri.partition('?')[0]}/")
 
     def stamp(self) -> Stamp | None:
@@ -211,7 +216,7 @@ def _matching(given: str) -> Iterator[Place]:
         yield place
     elif place.is_local and any(sign in given for sign in _WILD):
         for name in glob.glob(place.path, recursive=True):
-            if not (Path(name).is_dir() and Path(name).name.startswith(_HIDDEN)):
+            if place.name.startswith(_HIDDEN) or not posixpath.basename(name).startswith(_HIDDEN):
                 yield from _files(Place(name))
     else:
         yield from _files(place)

@@ -16,6 +16,8 @@ _UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "
 """Unicode names of scripts without spaces between words. Each of their letters is a word."""
 
 _ZERO_WIDTH_SPACE = "\u200b"
+_PART = "\ufffd"
+"""What decoders write for a part of a character."""
 
 Kind = Literal["space", "mark", "run", "alone"]
 
@@ -82,7 +84,10 @@ def word_parts(decode: Decode, size: int) -> WordParts:
     word = next(words, None)
     if word is None:
         return WordParts()
-    separating = (index for index in ids if not alone[index] or kind_of(alone[index][-1]) == "alone")
+    ends = [text[-1:] for text in alone]
+    separating = (
+        index for index in ids if not ends[index] or (kind_of(ends[index]) == "alone" and ends[index] != _PART)
+    )
     text = alone[word]
     after, before = decode([[word, index] for index in ids]), decode([[index, word] for index in ids])
     continuing = (index for index in ids if kind_of(after[index].removeprefix(text)[:1] or " ") in ("run", "mark"))

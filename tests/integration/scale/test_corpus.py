@@ -213,6 +213,16 @@ def test_actors_without_room_are_an_error(tiny_bundle: Path, tmp_path: Path, fla
     assert "error: the cluster has no room for an actor: it has " in done.stderr.splitlines()[-1]
 
 
+def test_actors_on_parts_of_gpus() -> None:
+    assert [_room({"CPU": 64, "GPU": 2}, 1, gpus, may_grow=False) for gpus in (0.1, 0.2, 0.5, 1, 2)] == [
+        20,
+        10,
+        4,
+        2,
+        1,
+    ]
+
+
 def test_a_cluster_that_may_grow_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     assert _room({"CPU": 2}, 4, 0, may_grow=True) == 0
     assert "it has 2 CPUs and 0 GPUs. The run waits for machines" in caplog.text

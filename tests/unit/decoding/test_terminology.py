@@ -146,13 +146,17 @@ def test_ids_are_copied_where_both_sides_have_one_vocabulary() -> None:
         Terminology(TargetReader(CONFIG, VOCABULARY, "ids"), keep=KEEP).require_format("ids")
 
 
-def _of_bytes(*words: str) -> TextTokenizer:
-    """A vocabulary of bytes that puts a space before a text, as BART's and many others do."""
+def _of_bytes(*words: str, space: bool = True) -> TextTokenizer:
+    """A vocabulary of bytes.
+
+    Args:
+        space: it puts a space before a text.
+    """
     letters = [*dict.fromkeys("".join(words))]
     steps = [(word[:end], word[end]) for word in words for end in range(1, len(word))]
     tokens = ["</s>", *letters, *(a + b for a, b in steps if a + b not in letters)]
     inner = Tokenizer(models.BPE({token: index for index, token in enumerate(dict.fromkeys(tokens))}, steps))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space)
     inner.decoder = decoders.ByteLevel()
     return TextTokenizer(inner)
 
@@ -188,6 +192,15 @@ def _may_follow(tokenizer: TextTokenizer, forbidden: str, output: list[str]) -> 
 def test_forbidden_phrases_also_directly_after_other_text(forbidden: str, output: list[str], is_allowed: bool) -> None:
     tokenizer = _of_bytes("Ġover", "over", "Ġa", "Ġ.", "-", "s", "o")
     assert _may_follow(tokenizer, forbidden, output) == is_allowed
+
+
+@pytest.mark.parametrize(
+    ("output", "is_allowed"),
+    [(["over"], False), (["Ġa", "Ġover"], False), (["Ġa", "-", "over"], False), (["Ġa", "over"], True)],
+)
+def test_a_vocabulary_without_a_space_at_the_start_forbids_no_longer_words(output: list[str], is_allowed: bool) -> None:
+    tokenizer = _of_bytes("Ġover", "over", "Ġa", "a", "-", space=False)
+    assert _may_follow(tokenizer, "over", output) == is_allowed
 
 
 def test_a_required_phrase_with_a_forbidden_one_in_it_is_impossible() -> None:

@@ -13,13 +13,13 @@ import pytest
 
 from fuzz.documents import check
 from tests.support.documents import backwards, exact, is_balanced, same, tags, taken_apart
-from tfexport.documents.document import Document
+from tfexport.documents.document import Document, document
 from tfexport.documents.html_runs import html_runs
 from tfexport.documents.markdown_text import written
 from tfexport.documents.marks import nodes_of
 from tfexport.documents.options import DocumentOptions, InputDocumentOptions, Markup
 from tfexport.documents.placing import Aligned
-from tfexport.documents.splitting import pieces
+from tfexport.documents.splitting import pieces, spans_between
 from tfexport.errors import RuntimeUnavailable, TfexportError
 
 
@@ -249,8 +249,9 @@ NOTE = '<sup class=n><a href="#1">[1]</a></sup>'
     [
         ("Ein Mann sitzt im Park.<sup>1</sup> Ein Hund.", ["Ein Mann sitzt im Park.", "Ein Hund."]),
         (f"Ein Mann.{NOTE} Ein Hund.{NOTE}", ["Ein Mann.", "Ein Hund."]),
-        ("Ein <b>Hund.<sub>&nbsp;2&dagger;</sub></b> Er da.", ["Ein Hund.", "Er da."]),
+        ("Ein <b>Hund.<sup>&nbsp;2&dagger;</sup></b> Er da.", ["Ein Hund.", "Er da."]),
         ("H<sub>2</sub>O da", ["H2O da"]),
+        ("viel CO<sub>2</sub> da", ["viel CO2 da"]),
         ("Der 1<sup>er</sup> da", ["Der 1er da"]),
         ("Ein Hund<sup>1 da", ["Ein Hund1 da"]),
         ("Ein Hund<sup>1<p>da</sup>", ["Ein Hund1", "da"]),
@@ -350,7 +351,7 @@ def test_markdown(markdown: str, expected: str) -> None:
     assert reversed_words(markdown, "markdown") == expected
 
 
-DEFINED = "\n\n[eins]: http://a\n[zwei drei]: http://b 'T'\n[ein hund! er da!]: c\n"
+DEFINED = "\n\n[eins]: http://a\n[x|y]: http://d\n[zwei drei]: http://b 'T'\n[ein hund! er da!]: c\n"
 
 
 @pytest.mark.parametrize(
@@ -364,6 +365,10 @@ DEFINED = "\n\n[eins]: http://a\n[zwei drei]: http://b 'T'\n[ein hund! er da!]: 
         ("a ![eins][]b c", "![eins][] c b a"),
         ("- [zwei drei][]\n- [x]", "- [drei zwei][zwei drei]\n- [x]"),
         ("**a [eins]** b", "b **[eins][eins] a**"),
+        ("**a [eins][]** b", "b **[eins][eins] a**"),
+        ("~~[eins][]~~ b", "b ~~[eins][eins]~~"),
+        ("| [eins] | b |\n|---|---|\n| [x\\|y] | d |", "| [eins][eins] | b |\n|---|---|\n| [x\\|y][x\\|y] | d |"),
+        ("Ein [](#da) hund", "[](#da) hund Ein"),
     ],
 )
 def test_links_keep_their_labels(markdown: str, expected: str) -> None:
@@ -469,3 +474,26 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, library
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(RuntimeUnavailable, match=r"tfexport\[documents\]"):
         taken_apart("Ein Hund.", markup)
+
+
+KEEP = ("[[", "]]")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("Bei [[Ja! Nein.]] da. Er [[A! B]].", ["Bei [[Ja! Nein.]] da.", "Er [[A! B]]."]),
+        ("Bei [[Ja! Nein. Da.\nEin Hund.]] Er.", ["Bei [[Ja!", "Nein.", "Da.", "Ein Hund.", "]] Er."]),
+        ("A. ]] B. [[C. D.", ["A. ]] B. [[C.", "D."]),
+    ],
+)
+def test_no_sentence_ends_between_marks_on_one_line(text: str, sentences: list[str]) -> None:
+    found = document(text, parts="sentences", language="de", fits=lambda _: True, keep=KEEP)
+    assert [one.text for one in found.segments] == sentences
+
+
+def test_marks_without_partners_are_found_in_linear_time() -> None:
+    began = time.process_time()
+    assert spans_between("[[" * 500_000, KEEP) == []
+    assert spans_between("[[a\n" * 200_000 + "]]", KEEP) == []
+    assert time.process_time() - began < 5

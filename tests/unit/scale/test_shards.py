@@ -90,6 +90,11 @@ def test_files_below_a_uri_with_options(given: str, path: str, uri: str) -> None
     assert pickle.loads(pickle.dumps(file)) == file
 
 
+def test_uris_tell_the_account() -> None:
+    place = Place("box/a b", "abfss://box@account.dfs.core.windows.net/x")
+    assert place.uri == "abfss://box@account.dfs.core.windows.net/a b"
+
+
 @pytest.mark.parametrize(
     ("name", "format", "compression"),
     [
@@ -122,7 +127,9 @@ def test_a_file_that_is_no_text_is_an_error(tmp_path: Path, kind: str) -> None:
     else:
         compress = {"gzip": gzip.compress, "xz": lzma.compress, "bz2": bz2.compress}[kind]
         path.write_bytes(compress(b"a\n"))
-    with pytest.raises(TfexportError, match=rf"a\.txt is {kind}, no text\. Its name must end with one of \.gz"):
+    ends = {"gzip": ".gz", "bz2": ".bz2", "Parquet": ".parquet"}
+    what = f"Give it a name that ends with {ends[kind]}" if kind in ends else "Unpack it"
+    with pytest.raises(TfexportError, match=rf"a\.txt is {kind}, no text\. {what}"):
         source(path).require_columns({"--text-column": "text"})
     for text in (b"", b"PAR1 is a name\n", b"BZh\n", b"PK\n", "\ufeffä\n".encode()):
         path.write_bytes(text)
@@ -160,6 +167,24 @@ def test_the_bytes_of_rows_in_memory_end_a_shard(tmp_path: Path, monkeypatch: py
     found = [rows for shard, rows in read_shards(source(tmp_path / "a.parquet"), 0, 128) if shard.rows]
     assert [len(rows) for rows in found] == [50, 50, 50, 128, 128, 94]
     assert pa.concat_tables(found).equals(table)
+
+
+def test_long_rows_end_a_shard_before_many_of_them_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "MOST_BYTES", 50_000)
+    table = pa.table({"text": [f"{number:05}" * 1000 for number in range(100)]})
+    parquet.write_table(table, tmp_path / "a.parquet", use_dictionary=False)
+    found = [rows for shard, rows in read_shards(source(tmp_path / "a.parquet"), 0, 128) if shard.rows]
+    assert max(map(len, found)) <= 20
+    assert pa.concat_tables(found).equals(table)
+
+
+def test_the_words_of_a_dictionary_do_not_count_for_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "MOST_BYTES", 50_000)
+    words = pa.array([f"{number:05}" * 10 for number in range(1000)]).dictionary_encode()
+    table = pa.table({"text": ["x"] * 1000, "topic": words, "view": pa.array(["y"] * 1000, pa.string_view())})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    found = [rows for shard, rows in read_shards(source(tmp_path / "a.parquet"), 0, 400) if shard.rows]
+    assert [len(rows) for rows in found] == [400, 400, 200]
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.parquet"])
@@ -240,6 +265,11 @@ def test_the_output_may_be_in_an_input(tmp_path: Path) -> None:
     assert found(tmp_path, "out") == ["a.txt", "b.txt"]
     assert found(tmp_path / "*", "out") == ["a.txt", "b.txt"]
     assert found(tmp_path / "out" / "*", "x") == ["part.txt"]
+    assert found(tmp_path / "out" / ".." / "*", "out") == ["a.txt", "b.txt"]
+    assert found(tmp_path, "out2/../out") == ["a.txt", "b.txt"]
+    (tmp_path / "_SUCCESS").touch()
+    assert found(tmp_path / "*", "out") == ["a.txt", "b.txt"]
+    assert found(tmp_path / "_S*", "out") == ["_SUCCESS"]
     with pytest.raises(TfexportError, match="has only files of the output folder"):
         found(tmp_path, ".")
 

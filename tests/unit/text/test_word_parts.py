@@ -39,6 +39,11 @@ def test_spaces_of_bytes() -> None:
     assert parts_of(tokenizer) == (["s", "Ã©"], [])
 
 
+def test_tokens_after_which_a_word_begins() -> None:
+    tokenizer = library(decoders.ByteLevel(), "<unk>", "Ġdog", "s", ".", "Ġ-", "Ġ", "Ã", "Ã©")
+    assert tokenizer.tokens(sorted(tokenizer.word_parts.separating)) == ["<unk>", ".", "Ġ-", "Ġ"]
+
+
 def test_signs_of_wordpiece() -> None:
     tokenizer = library(decoders.WordPiece(), "[UNK]", "dog", "##s", ".", "cat")
     assert parts_of(tokenizer)[0] == ["##s"]
