@@ -77,9 +77,8 @@ def quiet_ray_data() -> None:
     import ray.data  # noqa: F401 (it makes the handlers)
     from ray.util.debug import log_once
 
-    log_once(
-        "ray_data_progress_manager_disabled"
-    )  # the warning that its progress bars are off: the command has its own
+    # Its warning that progress bars are off counts as printed. The command has its own bar.
+    log_once("ray_data_progress_manager_disabled")
     for handler in logging.getLogger("ray.data").handlers:
         if isinstance(handler, logging.StreamHandler):
             handler.setLevel(logging.WARNING)
