@@ -68,6 +68,7 @@ HTML = (
     "<wbr>",
     "&lt;",
     "<![CDATA[ x ]]>",
+    " https://a.b/c ",
 )
 MARKDOWN = (
     *(
@@ -202,7 +203,8 @@ def seen(markdown: str) -> list[str]:
         elif isinstance(event, dict) and "Html" in event:
             found += "".join(html.unescape(event["Html"]).split())
         elif isinstance(event, dict) and "Link" in str(event.get("Start")):
-            found.append(str(event["Start"]["Link"]["dest_url"]))
+            link = event["Start"]["Link"]
+            found.append(f"{link['dest_url']} {link['title']}".rstrip())
         elif event not in ("SoftBreak", "HardBreak"):
             found.append(repr(event))
     return found

@@ -71,13 +71,16 @@ class Document:
         """Closing marks with another text beside a translation: the start of their element, `[start, end)`, and the text."""
 
     def text(self, translations: Sequence[Aligned | None]) -> str:
-        """The text with its segments replaced by `translations`. Segments without a translation stay."""
+        """The text with its segments replaced by `translations`. Segments without a translation stay.
+
+        In Markdown, those with an empty translation also stay: an empty `~~~~` or a tab at the start would begin code.
+        """
         parts: list[Part] = []
         done, last = 0, ""
         changed: dict[Span, str] = {}
         rewritten = deque(self._rewritten)
         for number, (place, new) in enumerate(zip(self._places, translations, strict=True)):
-            if new is None:
+            if new is None or (place.run.escape is None and not new.text.strip()):
                 last = ""
                 continue
             segment = self.segments[number]

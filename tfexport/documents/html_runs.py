@@ -55,6 +55,11 @@ COMMENT = "img"
 
 _REFERENCE = re.compile(r"&(?:#[0-9]{1,8}|#[xX][0-9a-fA-F]{1,8}|[A-Za-z][A-Za-z0-9]{0,40});?")
 
+ADDRESS = re.compile(
+    r"(?:https?://|\bwww\.)(?:[^\s<>&]|&(?!#|(?:quot|apos|lt|gt|nbsp);))*(?<![.,;:!?'\")\]&])(?<!://)(?<!www\.)"
+)
+"""A web address in text. It ends before punctuation, and before references to characters that addresses do not have."""
+
 
 def html_runs(source: str, start: int = 0, end: int | None = None) -> list[Run]:
     """The runs of `[start, end)` of a document.
@@ -77,7 +82,15 @@ def escaped(text: str) -> str:
 
 
 def add_html_text(run: RunBuilder, source: str, start: int, end: int) -> None:
-    """Add text of a document to a run; references become the characters that they stand for."""
+    """Add text of a document to a run. References become the characters that they stand for. Addresses stay."""
+    for address in ADDRESS.finditer(source, start, end):
+        _add_text(run, source, start, address.start())
+        run.atom(html.unescape(address.group()), *address.span())
+        start = address.end()
+    _add_text(run, source, start, end)
+
+
+def _add_text(run: RunBuilder, source: str, start: int, end: int) -> None:
     done = start
     for found in _REFERENCE.finditer(source, start, end):
         letters = html.unescape(found.group())

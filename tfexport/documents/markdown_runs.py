@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from tfexport.documents.html_runs import COMMENT, INLINE, RAISED, UNTRANSLATED, VOID, html_runs
+from tfexport.documents.html_runs import ADDRESS, COMMENT, INLINE, RAISED, UNTRANSLATED, VOID, html_runs
 from tfexport.documents.markdown_text import events, front_matter
 from tfexport.documents.runs import Run, RunBuilder
 
@@ -23,7 +23,6 @@ _BLOCKS = frozenset({"CodeBlock", "HtmlBlock", "MetadataBlock"})
 Event = tuple[str, str, Any, int, int]
 """Kind, name of the element that it begins or ends, additional data, and the characters `[from, to)`."""
 
-_ADDRESS = re.compile(r"(?:https?://|www\.)[^\s<>]*[^\s<>.,;:!?'\")\]]")
 _TAG = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9-]*)")
 
 
@@ -126,7 +125,7 @@ class _Runs:
             self._run.text(text[:1], begin, start + 1)
             text, start = text[1:], start + 1
         done = 0
-        for address in _ADDRESS.finditer(text):
+        for address in ADDRESS.finditer(text):
             self._run.text(text[done : address.start()], start + done, start + address.start())
             self._run.atom(address.group(), start + address.start(), start + address.end())
             done = address.end()

@@ -61,10 +61,13 @@ def _with_backslash(found: re.Match[str]) -> str:
 
 
 def written(parts: Sequence[Part]) -> str:
-    """A document from its parts. Text that would be read as markup has escapes.
+    r"""A document from its parts. Text that would be read as markup has escapes.
 
     Whether a character is markup depends on other characters of its paragraph, and on link definitions anywhere. So the
     document is read with and without escapes. Segments in which the parser sees a difference keep their escapes.
+
+    Without escapes, the text may be read as text although there is a difference: `***a* b*` is a star and two elements,
+    `\\***a* b*` has one element. In that case there are none.
     """
     numbers = {number for _, number in parts if number >= 0}
     if not numbers:
@@ -74,27 +77,40 @@ def written(parts: Sequence[Part]) -> str:
     if plain == safe:
         return plain
     seen, expected = _Seen(plain), _Seen(safe)
-    needed = {number for number in numbers if seen.at(*plain_places[number]) != expected.at(*safe_places[number])}
+    if seen.elements > expected.elements and all(
+        seen.text(*place) == "".join(text.split())
+        for (text, number), place in zip(parts, plain_places, strict=True)
+        if number >= 0
+    ):
+        return plain
+    within, safe_within = _segments(parts, plain_places), _segments(parts, safe_places)
+    needed = {number for number in numbers if seen.at(*within[number]) != expected.at(*safe_within[number])}
     some, _ = _joined(parts, needed)
     return some if _Seen(some).all == expected.all else safe
 
 
-def _joined(parts: Sequence[Part], to_escape: Collection[int]) -> tuple[str, dict[int, tuple[int, int]]]:
-    """The document with escapes in some segments, and the characters `[from, to)` of each segment."""
+def _joined(parts: Sequence[Part], to_escape: Collection[int]) -> tuple[str, list[tuple[int, int]]]:
+    """The document with escapes in some segments, and the characters `[from, to)` of each part."""
     texts: list[str] = []
-    places: dict[int, tuple[int, int]] = {}
+    places: list[tuple[int, int]] = []
     length = 0
     for (text, number), (following, _) in pairwise([*parts, ("", -1)]):
-        start = length
         if number >= 0:
             text = escaped(text) if number in to_escape else text
             if text.endswith("!") and following.startswith("["):  # it would make an image of a link
                 text = f"{text[:-1]}\\!"
         texts.append(text)
+        places.append((length, length + len(text)))
         length += len(text)
-        if number >= 0:
-            places[number] = (places.get(number, (start, 0))[0], length)
     return "".join(texts), places
+
+
+def _segments(parts: Sequence[Part], places: Sequence[tuple[int, int]]) -> dict[int, tuple[int, int]]:
+    """The characters of each segment, with the marks in it."""
+    found: dict[int, tuple[int, int]] = {}
+    for (_, number), (start, end) in zip(parts, places, strict=True):
+        found[number] = (found.get(number, (start, end))[0], end)
+    return found
 
 
 class _Seen:
@@ -102,14 +118,22 @@ class _Seen:
 
     def __init__(self, text: str):
         self.all: list[str] = []
+        self.elements = 0
         self._places: list[int] = []
         offset = front_matter(text)
         for event, start, end in events(text[offset:]):
             letters = event["Text"] if isinstance(event, dict) and "Text" in event else [repr(event)]
+            self.elements += isinstance(event, dict) and "Start" in event
             is_same = len(letters) == end - start
+            # The event of an end has the start of its element: it counts as a part of what stands before it.
+            start = max(offset + start, self._places[-1] if self._places else 0)
             self.all += letters
-            self._places += [offset + start + place * is_same for place in range(len(letters))]
+            self._places += [start + place * is_same for place in range(len(letters))]
 
     def at(self, start: int, end: int) -> list[str]:
         """What begins in `[start, end)`."""
         return self.all[bisect_left(self._places, start) : bisect_left(self._places, end)]
+
+    def text(self, start: int, end: int) -> str:
+        """The characters of text in `[start, end)`, without white space."""
+        return "".join(one for one in self.at(start, end) if len(one) == 1 and not one.isspace())

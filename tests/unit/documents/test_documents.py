@@ -160,6 +160,7 @@ def test_what_has_no_translation_stays() -> None:
         ("a &lt; &auml; &nbsp;b", "b ä &lt; a"),
         ("eins\n  zwei", "zwei eins"),
         ("eins<br>zwei drei", "eins<br>drei zwei"),
+        ("ein https://a.b/c?d&amp;e=1, zwei", "zwei https://a.b/c?d&amp;e=1, ein"),
         ("<pre>eins x\n  zwei</pre>", "<pre>x eins\n  zwei</pre>"),
         ("<script>if (a<b && c) x. Y()</script>ja da", "<script>if (a<b && c) x. Y()</script>da ja"),
         ("<style>a b{c:d}</style><template><p>x y</p></template>",) * 2,
@@ -212,8 +213,6 @@ def test_copied_parts_have_space_beside_words() -> None:
 
 
 def test_emphasis_without_words_is_left_out() -> None:
-    assert translated("Ein **Hund** da", "", "markdown") == ""
-    assert translated("Ein **[Hund](x)** da", "", "markdown") == "**[](x)**"
     assert translated("<b>Ein</b> Hund da", "") == "<b></b>"
     no_attention = np.array([[1, 0, 0], [0, 0, 1]], np.float32)  # to the second word
     new = Aligned("one there", [(0, 3), (4, 9)], [(0, 3), (4, 8), (9, 11)], no_attention)
@@ -453,6 +452,19 @@ def test_what_reads_as_markup_has_backslashes(text: str, expected: str) -> None:
 )
 def test_escapes_depend_on_the_document(markdown: str, expected: str) -> None:
     assert unchanged(markdown, "markdown") == expected
+
+
+def test_a_sentence_of_markdown_without_words_in_its_translation_stays() -> None:
+    empty = Aligned(" ", [], [], np.zeros((0, 0), np.float32))
+    document = taken_apart("~~Ein Hund.~~\tZwei *Katzen*.", "markdown")
+    assert document.text([empty, backwards(document.segments[1])]) == "~~Ein Hund.~~\t*Katzen.* Zwei"
+    assert document.text([empty, empty]) == document.source
+
+
+def test_escapes_leave_elements() -> None:
+    # With an escaped star, two stars would begin no emphasis that one star may end: rule 9 of CommonMark's emphasis.
+    document = taken_apart("***„a“ b*é* **c** d", "markdown")
+    assert document.text([exact(one) for one in document.segments]) == document.source
 
 
 def test_an_exclamation_mark_makes_no_image_of_a_link() -> None:
