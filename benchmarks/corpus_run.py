@@ -3,12 +3,13 @@
     python -m benchmarks.corpus_run BUNDLE TEXT --rows 1000000
     python -m benchmarks.corpus_run --render
 
-Four runs, one after the other, which all read the same rows and write text:
+Five runs, one after the other, which all read the same rows and write text:
 
 1. `tfexport decode` with two workers.
-2. The same with the larger batches of `tfexport corpus`.
-3. `tfexport corpus` with two actors.
-4. The same on a cluster of two nodes with a CPU each (`fuzz/ray_nodes.py`).
+2. `tfexport corpus` with two actors.
+3. `tfexport decode` with two workers, and the larger batches of `tfexport corpus`.
+4. `tfexport corpus` with two actors on a cluster of two nodes with a CPU each (`fuzz/ray_nodes.py`).
+5. The first one again. The speed of a virtual CPU changes within half an hour, so the others are compared with both.
 
 Their texts have to be the same. The benchmark needs `tfexport[ray]`, and two cores that nothing else uses. It writes
 RESULTS/corpus_run.json, and draws the table and the plot from it alone.
@@ -68,14 +69,16 @@ def watched(
 
 def texts_of(output: Path) -> list[str]:
     """The texts of a run over a corpus, in the order of its ids."""
-    found: list[str] = []
-    for part in sorted(output.glob("part-*.txt")):
-        found += part.read_text(encoding="utf-8").splitlines()
-    return found
+    return [text for part in sorted(output.glob("part-*.txt")) for text in lines_of(part)]
+
+
+def lines_of(file: Path) -> list[str]:
+    """The lines of a file."""
+    return file.read_text(encoding="utf-8").splitlines()
 
 
 def measure(bundle: Path, lines: Sequence[str], precision: str) -> list[dict[str, Any]]:
-    """The four runs."""
+    """The five runs."""
     import pyarrow as arrow
     import pyarrow.parquet as parquet
 
@@ -99,26 +102,27 @@ def measure(bundle: Path, lines: Sequence[str], precision: str) -> list[dict[str
 
         with (folder / "log").open("wb") as log:
 
-            def workers(output: Path, *more: str) -> tuple[dict[str, Any], list[str]]:
+            def workers(name: str, output: Path, *more: str) -> dict[str, Any]:
                 decode = [*program, "decode", str(bundle), str(plain), "-o", str(output), "--workers", "2", *more, *own]
                 driver = subprocess.Popen(decode, env=environment, stderr=log)
-                runs = watched(driver, lambda: [driver.pid, *descendants(driver.pid)], lambda: None)
-                return runs, output.read_text(encoding="utf-8").splitlines()
-
-            runs, wanted = workers(folder / "plain")
-            found.append({"run": WORKERS, **runs})
-            runs, texts = workers(folder / "large", "--batch-size", str(ActorOptions().batch_size))
-            found.append({"run": LARGE_BATCHES, **runs, "same_text": texts == wanted})
+                run = watched(driver, lambda: [driver.pid, *descendants(driver.pid)], lambda: None)
+                return {"run": name, **run}
 
             def corpus(output: Path, *more: str) -> list[str]:
                 shards = ["--rows-per-shard", str(rows_per_shard), "--output-format", "text"]
                 given = ["-o", str(output), "--actors", "2", *shards, *more, *own]
                 return [*program, "corpus", str(bundle), str(columns), *given]
 
+            found.append(workers(WORKERS, folder / "plain"))
+            wanted = lines_of(folder / "plain")
+
             out = folder / "ray"
             local = subprocess.Popen(corpus(out), env=environment, stderr=log)
-            runs = watched(local, lambda: [local.pid, *descendants(local.pid)], lambda: written(folder / "ray"))
-            found.append({"run": ACTORS, **runs, "same_text": texts_of(out) == wanted})
+            run = watched(local, lambda: [local.pid, *descendants(local.pid)], lambda: written(folder / "ray"))
+            found.append({"run": ACTORS, **run, "same_text": texts_of(out) == wanted})
+
+            run = workers(LARGE_BATCHES, folder / "large", "--batch-size", str(ActorOptions().batch_size))
+            found.append({**run, "same_text": lines_of(folder / "large") == wanted})
 
             out = folder / "nodes"
             (folder / "cluster").mkdir()
@@ -129,9 +133,12 @@ def measure(bundle: Path, lines: Sequence[str], precision: str) -> list[dict[str
                 def everything() -> list[int]:
                     return [driver_of_nodes.pid, *descendants(driver_of_nodes.pid), *nodes.processes()]
 
-                runs = watched(driver_of_nodes, everything, lambda: written(folder / "nodes"))
-                runs["namespaces"] = nodes.has_namespaces
-            found.append({"run": NODES, **runs, "same_text": texts_of(out) == wanted})
+                run = watched(driver_of_nodes, everything, lambda: written(folder / "nodes"))
+                run["namespaces"] = nodes.has_namespaces
+            found.append({"run": NODES, **run, "same_text": texts_of(out) == wanted})
+
+            run = workers(WORKERS, folder / "again")
+            found.append({**run, "same_text": lines_of(folder / "again") == wanted})
     return found
 
 
@@ -158,23 +165,27 @@ def growth(run: Mapping[str, Any]) -> tuple[float, float]:
     return second[len(second) // 2], last[len(last) // 2]
 
 
+def ratio(record: Mapping[str, Any], run: Mapping[str, Any], to: str) -> float:
+    """The speed of a run, divided by the mean speed of the runs with the name `to`."""
+    speeds = [1 / one["seconds"] for one in record["runs"] if one["run"] == to]
+    return 1 / run["seconds"] / (sum(speeds) / len(speeds))
+
+
 def markdown(record: Mapping[str, Any]) -> str:
     """The runs as a table."""
     about, rows = record["machine"], record["rows"]
-    plain, large = (rows / run["seconds"] for run in record["runs"][:2])
+    large = next(run["run"] for run in record["runs"] if run["run"].startswith(f"{WORKERS}, "))
     head = ("run", "seconds", "rows/s", "to 2 workers", "to these with large batches", "rows/s without the start")
     head += ("same text", "MiB")
 
     def cells(run: Mapping[str, Any]) -> list[str]:
-        whole, steady = rows / run["seconds"], steady_rate(run, rows)
         early, late = growth(run)
         same = {True: "yes", False: "NO"}.get(run.get("same_text"), "")
         memory = f"{early:,.0f}, at the end {late:,.0f}"
         return [
-            run["run"],
-            f"{run['seconds']:.0f}",
-            *(f"{whole:,.0f}", f"{whole / plain:.2f}", f"{whole / large:.2f}", f"{steady:,.0f}"),
-            *(same, memory),
+            *(run["run"], f"{run['seconds']:.0f}", f"{rows / run['seconds']:,.0f}"),
+            *(f"{ratio(record, run, to):.2f}" for to in (WORKERS, large)),
+            *(f"{steady_rate(run, rows):,.0f}", same, memory),
         ]
 
     said = f"{about['cpu']}, {about['cpus']} CPUs, {about['date'][:10]}."
@@ -190,9 +201,9 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(8, 6), layout="constrained")
-    for color, run in zip(("C7", "C2", "C0", "C1"), record["runs"], strict=True):
+    for color, run in zip(("C7", "C0", "C2", "C1", "C8"), record["runs"], strict=True):
         seconds, rows, memory = zip(*run["samples"], strict=True)
-        if run["run"] in (WORKERS, LARGE_BATCHES):
+        if run["run"].startswith(WORKERS):
             above.plot([0, run["seconds"]], [0, record["rows"] / 1e6], color=color, linestyle="--", label=run["run"])
         else:
             above.plot(seconds, [count / 1e6 for count in rows], color=color, label=run["run"])
