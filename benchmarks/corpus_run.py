@@ -229,6 +229,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if (options.text is None) != options.render:
         parser.error("give a bundle and a text to measure, or --render")
+    options.results.mkdir(parents=True, exist_ok=True)
     file = options.results / "corpus_run.json"
     if not options.render:
         every = options.text.read_text(encoding="utf-8").splitlines()
