@@ -39,7 +39,7 @@ def check(number: int) -> Counter[str]:
     assert all(len(one.text) <= most for one in found.segments)
     if markup is None:
         assert [one.text for one in found.segments] == parts
-        assert not any(letter.isalnum() for gap in around for letter in gap), "words are outside of segments"
+        assert not any(letter.isalpha() for gap in around for letter in gap), "words are outside of segments"
         assert all(part == part.strip() and len(part.splitlines()) == 1 for part in parts)
         assert "".join(found.text([same(one) for one in found.segments]).split()) == "".join(text.split())
     for translate in (same, backwards, noise):

@@ -37,8 +37,8 @@ class DocumentTranslation:
     text: str
     """The document with its sentences replaced by their translations. Sentences without a translation stay unchanged."""
     status: str
-    """`ok`; `cut` if a sentence was too long for the model; `empty` if there is nothing to translate; otherwise the first
-    other status of a sentence."""
+    """`ok`; the first other status of a sentence; `cut` if a sentence was too long for the model, and none has one; `empty`
+    if there is nothing to translate."""
     message: str
     """A description of the problem; empty if there is none."""
     sentences: tuple[SentenceTranslation, ...]

@@ -119,7 +119,7 @@ class DocumentResult:
 
     line: int
     status: str
-    """`ok`; `cut` if a sentence was longer than the model reads; otherwise the first other status of a sentence."""
+    """`ok`; the first other status of a sentence; `cut` if a sentence was longer than the model reads, and none has one."""
     message: str
     text: str
     """The output with the text around the document."""

@@ -1,4 +1,4 @@
-"""Runs of text in Markdown (CommonMark with tables, strikethrough and task lists), found by pulldown-cmark.
+"""Runs of text in Markdown (CommonMark with tables, strikethrough, task lists and footnotes), found by pulldown-cmark.
 
 Everything outside runs is copied: code blocks, link addresses, and the marks of headings, lists and quotations.
 """
@@ -114,7 +114,7 @@ class _Runs:
             self._run.text(" ", start, end)
         elif kind == "Code":
             self._run.atom(" ".join(str(about).split()), start, end)
-        else:  # the box of a task list, or a similar mark
+        else:  # the box of a task list, the number of a footnote
             self._run.point(start, end)
 
     def _text(self, text: str, begin: int, start: int, end: int) -> None:

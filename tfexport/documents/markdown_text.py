@@ -1,4 +1,4 @@
-"""Text in Markdown (CommonMark with tables, strikethrough and task lists): what pulldown-cmark reads, and its escapes."""
+"""Markdown (CommonMark, tables, strikethrough, task lists, footnotes): what pulldown-cmark reads, and escapes of text."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def events(text: str) -> Iterator[tuple[Any, int, int]]:
         absent = "Markdown is read by pyromark, which is not installed: pip install 'tfexport[documents]'."
         raise import_failure(error, "pyromark", absent) from error
     read = pyromark.Options
-    options = read.ENABLE_TABLES | read.ENABLE_STRIKETHROUGH | read.ENABLE_TASKLISTS
+    options = read.ENABLE_TABLES | read.ENABLE_STRIKETHROUGH | read.ENABLE_TASKLISTS | read.ENABLE_FOOTNOTES
     found = pyromark.events_with_range(text, options=options)
     if text.isascii():
         yield from ((event, place["start"], place["end"]) for event, place in found)

@@ -40,8 +40,8 @@ _SHORTEST = 3
 
 
 def has_words(text: str) -> bool:
-    """Whether a text has a letter or a digit. A model would invent a translation for a lone comma or a row of dashes."""
-    return any(letter.isalnum() for letter in text)
+    """Whether a text has a letter. A model would invent a translation for a number, a comma or a row of dashes alone."""
+    return any(map(str.isalpha, text))
 
 
 def spans_between(text: str, marks: tuple[str, str]) -> list[Span]:
@@ -60,10 +60,13 @@ def spans_between(text: str, marks: tuple[str, str]) -> list[Span]:
 
 
 def as_words(text: str, spans: Sequence[Span]) -> str:
-    """A text with letters in place of some parts, so that no sentence ends there."""
+    """A text with letters in place of some parts, so that no sentence ends there.
+
+    The first letter is a capital, because no sentence begins with a small one.
+    """
     parts, done = [], 0
     for start, end in spans:
-        parts += [text[done:start], "x" * (end - start)]
+        parts += [text[done:start], ("x" * (end - start)).capitalize()]
         done = end
     return "".join([*parts, text[done:]]) if parts else text
 
@@ -71,7 +74,7 @@ def as_words(text: str, spans: Sequence[Span]) -> str:
 def sentence_spans(text: str, split: Split, language: str | None) -> list[Span]:
     """The sentences of a text, or its lines, without the white space around them.
 
-    None contains a line break. Parts without a letter or a digit are omitted.
+    None contains a line break. Parts without a letter are omitted.
 
     Raises:
         RuntimeUnavailable: the text is split into sentences, and sentencex is not installed.

@@ -57,6 +57,7 @@ def test_many_random_documents() -> None:
         ("\ufeffHallo.\r\n\r\n  Du?  \n", ["Hallo.", "Du?"]),
         ("eins\fzwei\u2028drei\x85vier\x0bfünf", ["eins", "zwei", "drei", "vier", "fünf"]),
         ("--- \n … \n\u200b\n!!!", []),
+        ("42\n3.14\n10 %\n2 m\n", ["2 m"]),
         ("", []),
         (" \t\n", []),
         ("Das ist Plan B\xa0. Er läuft. Ja.", ["Das ist Plan B\xa0. Er läuft.", "Ja."]),
@@ -272,7 +273,7 @@ def assert_copied(html: str, sentences: list[str], markup: Markup) -> None:
 
 def test_raised_elements_without_an_end_are_searched_once() -> None:
     began = time.process_time()
-    assert len(taken_apart("<sup>1" * 20_000 + "<sub><b>2" * 20_000, "html").segments) == 1
+    assert len(taken_apart("<sup>1" * 20_000 + "<sub><b>2" * 20_000 + "a", "html").segments) == 1
     assert time.process_time() - began < 20
 
 
@@ -329,6 +330,8 @@ def test_without_attention_tags_end_segments() -> None:
         ("ein `a. b` zwei", "zwei `a. b` ein"),
         ("ein https://a.b/c?d zwei", "zwei https://a.b/c?d ein"),
         ("ein <https://a.b/c> zwei", "zwei <https://a.b/c> ein"),
+        ("ein da.[^1] Zwei eins\n\n[^1]: drei vier\n", "da. ein[^1] eins Zwei\n\n[^1]: vier drei\n"),
+        ("ein da. `zwei` ist eins", "da. ein eins ist `zwei`"),
         ("ein **zwei <https://a.b/c>** drei", "drei **<https://a.b/c> zwei** ein"),
         ("ein **zwei <kbd>a b</kbd>** drei", "drei **<kbd>a b</kbd> zwei** ein"),
         ("ein ![x *y*](z.png) zwei", "![x *y*](z.png) zwei ein"),
@@ -497,11 +500,19 @@ KEEP = ("[[", "]]")
         ("Bei [[Ja! Nein.]] da. Er [[A! B]].", ["Bei [[Ja! Nein.]] da.", "Er [[A! B]]."]),
         ("Bei [[Ja! Nein. Da.\nEin Hund.]] Er.", ["Bei [[Ja!", "Nein.", "Da.", "Ein Hund.", "]] Er."]),
         ("A. ]] B. [[C. D.", ["A. ]] B. [[C.", "D."]),
+        ("Er ist da. [[iPhone]] ist neu.", ["Er ist da.", "[[iPhone]] ist neu."]),
     ],
 )
 def test_no_sentence_ends_between_marks_on_one_line(text: str, sentences: list[str]) -> None:
     found = document(text, parts="sentences", language="de", fits=lambda _: True, keep=KEEP)
     assert [one.text for one in found.segments] == sentences
+
+
+def test_a_sentence_that_is_too_long_is_not_cut_between_marks() -> None:
+    text = "eins zwei drei [[vier fünf]] [[sechs sieben acht neun]] zehn"
+    found = document(text, parts="sentences", language="de", fits=lambda part: len(part) <= 20, keep=KEEP)
+    kept = ["[[vier fünf]]", "[[sechs sieben acht neun]]"]
+    assert [one.text for one in found.segments] == ["eins zwei drei", *kept, "zehn"]
 
 
 def test_marks_without_partners_are_found_in_linear_time() -> None:
