@@ -133,6 +133,7 @@ def _run(
         columns: that are read.
         about: what the progress bar says.
     """
+    from tfexport.scale.cluster import disconnect
     from tfexport.scale.driver_lock import only_driver
     from tfexport.scale.manifest import Manifest, Output
     from tfexport.scale.run import inputs_of, run
@@ -148,8 +149,13 @@ def _run(
     counts: Counter[str] = Counter()
     with only_driver(out.folder, out.own) as check:
         manifest.begin(out, resume=resume)
-        for done in with_progress(run(manifest, out, task, cluster), about, rows=lambda done: done.shard.rows):
-            check()
-            counts.update(done.statuses)
+        try:
+            for done in with_progress(run(manifest, out, task, cluster), about, rows=lambda done: done.shard.rows):
+                check()
+                counts.update(done.statuses)
+        except (KeyboardInterrupt, SystemExit):
+            disconnect()  # else Ray tells of its actors while the process ends
+            say(f"interrupted: {sum(counts.values()):,} rows are written. Continue with --resume.")
+            raise
     statuses = ", ".join(f"{count:,} {status}" for status, count in counts.most_common())
     say(f"{sum(counts.values()):,} rows in {output}" + (f": {statuses}" if statuses else ""))

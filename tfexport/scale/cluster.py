@@ -68,6 +68,13 @@ def connect(address: str | None) -> None:
         _end_monitors()
 
 
+def disconnect() -> None:
+    """Leave the cluster, and end it if `connect` has started it. Nothing happens without a cluster."""
+    import ray
+
+    ray.shutdown()
+
+
 def _end_monitors() -> None:
     """End two processes of the cluster that this process started. One reads the logs of workers for a driver that shows
     them, the other one adds machines. They take a hundredth of a core, and Ray waits a second for one of them at the end.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -183,6 +184,23 @@ def test_a_second_driver_is_refused_and_the_first_goes_on(tiny_bundle: Path, tmp
     assert first.returncode == 0, stderr.decode()
     summary = json.loads((tmp_path / "out" / "_tfexport" / "summary.json").read_text(encoding="utf-8"))
     assert summary["rows"] == 20_000
+
+
+def test_an_interrupted_run_tells_how_to_continue(tiny_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in LINES * 50), encoding="utf-8")
+    given = (tiny_bundle, tmp_path / "in.txt", "-o", tmp_path / "out", "--max-length", "12")
+    command = command_of("corpus", *given)
+    with subprocess.Popen(command, env=ENVIRONMENT, cwd=ROOT, stderr=subprocess.PIPE, text=True) as first:
+        until = time.monotonic() + 60
+        while len(list((tmp_path / "out").glob("part-*"))) < 4 and time.monotonic() < until:
+            time.sleep(0.05)
+        first.send_signal(signal.SIGINT)
+        _, stderr = first.communicate(timeout=60)
+    assert first.returncode == 130
+    assert re.fullmatch(r"interrupted: [\d,]+ rows are written\. Continue with --resume\.", stderr.splitlines()[-1])
+    done = run("corpus", *given, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("20,000 rows in ")
 
 
 def test_the_loop_of_ray_rests_and_its_cluster_ends_with_the_run(tiny_bundle: Path, tmp_path: Path) -> None:
