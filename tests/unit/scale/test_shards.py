@@ -333,3 +333,45 @@ def test_inputs_are_paths_globs_and_folders(tmp_path: Path) -> None:
     for wrong, about in ((["none.txt"], "there is no file"), (["a.txt", "*.txt"], "given twice")):
         with pytest.raises(TfexportError, match=about):
             found(*wrong)
+
+
+def test_one_file_by_two_names_is_given_twice(tmp_path: Path) -> None:
+    (tmp_path / "g").mkdir()
+    (tmp_path / "g" / "1.txt").touch()
+    (tmp_path / "link.txt").symlink_to(tmp_path / "g" / "1.txt")
+    for other in ("g/../g/1.txt", "link.txt"):
+        with pytest.raises(TfexportError, match=r"is given twice\. Give each input once"):
+            inputs([str(tmp_path / "g" / "1.txt"), f"{tmp_path}/{other}"])
+    assert [one.path for one in inputs([f"{tmp_path}/link.txt"])] == [f"{tmp_path}/link.txt"]
+
+
+def test_an_empty_input_is_not_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TfexportError, match=r"an input is empty\. Give a path, or `\.` for the current folder"):
+        inputs([""])
+    assert [one.name for one in inputs(["."])] == ["a.txt"]
+
+
+def test_links_to_folders_are_followed_only_where_they_are_named(tmp_path: Path) -> None:
+    (tmp_path / "in" / "below").mkdir(parents=True)
+    (tmp_path / "in" / "below" / "a.txt").touch()
+    (tmp_path / "in" / "below" / "loop").symlink_to(tmp_path / "in")
+    (tmp_path / "in" / "missing.txt").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+
+    def found(given: str) -> list[str]:
+        return [one.path.removeprefix(f"{tmp_path}/") for one in inputs([f"{tmp_path}/{given}"])]
+
+    assert found("in") == found("in/**") == found("in/**/*.txt") == ["in/below/a.txt"]
+    assert found("link") == found("link/**/*.txt") == ["link/below/a.txt"]
+    assert found("in/below/loop/below/*.txt") == ["in/below/loop/below/a.txt"]
+
+
+def test_a_pipe_is_no_input(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").touch()
+    os.mkfifo(tmp_path / "b.txt")
+    assert [one.name for one in inputs([f"{tmp_path}/*.txt"])] == ["a.txt"]
+    assert [one.name for one in inputs([str(tmp_path)])] == ["a.txt"]
+    with pytest.raises(TfexportError, match=r"there is no file .*b\.txt\. Check the path"):
+        inputs([f"{tmp_path}/b.txt"])
