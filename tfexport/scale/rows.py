@@ -193,8 +193,10 @@ def _parquet(table: pa.Table, added: dict[str, list[Any]], kinds: Mapping[str, K
     names = table.column_names
     kept = [clear_of(name, (*added, *names)) if name in added else name for name in names]
     arrays = {name: pa.array(_encodable(values), arrow_type(kinds[name])) for name, values in added.items()}
-    columns = [*arrays.items(), *zip(kept, table.columns, strict=True)]
-    whole = pa.Table.from_arrays([array for _, array in columns], names=[name for name, _ in columns])
+    fields = [pa.field(name, array.type) for name, array in arrays.items()]
+    fields += [field.with_name(name) for field, name in zip(table.schema, kept, strict=True)]
+    # Without the metadata of the schema, which often lists the columns of the input: Spark and pandas read no others then.
+    whole = pa.Table.from_arrays([*arrays.values(), *table.columns], schema=pa.schema(fields))
     sink = pa.BufferOutputStream()
     parquet.write_table(whole, sink, compression="zstd")
     return bytes(sink.getvalue())

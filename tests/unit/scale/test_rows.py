@@ -121,6 +121,16 @@ def test_other_columns_are_kept() -> None:
     assert [one["text"] for one in whole["nbest"][0].as_py()] == ["X", "Z"]
 
 
+def test_columns_keep_what_their_schema_says_of_them() -> None:
+    fields = [pa.field("text", pa.string(), False, {"lang": "de"}), pa.field("n", pa.int64(), False, {"unit": "m"})]
+    table = pa.table([["x"], [1]], schema=pa.schema(fields, {"pandas": "{}", "org.apache.spark.version": "4"}))
+    schema = parquet_rows(table, [ok("X")], "parquet").schema
+    assert [schema.field(name).nullable for name in ("text", "input_text", "n")] == [True, False, False]
+    assert schema.field("input_text").metadata == {b"lang": b"de"}
+    assert schema.field("n").metadata == {b"unit": b"m"}
+    assert not schema.metadata
+
+
 def test_columns_and_fields_with_the_same_name_are_all_kept() -> None:
     names = ["text", "k", "k", "k_2", "k", "status", "status"]
     given = pa.table([pa.array([value]) for value in ("x", 1, 2, 3, 4, 5, 6)], names=names)
