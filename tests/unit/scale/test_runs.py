@@ -314,6 +314,22 @@ def test_a_shard_that_is_written_has_no_tries_any_more(corpus: Corpus) -> None:
     assert list(tries.iterdir()) == []
 
 
+def test_a_part_that_is_there_is_left_alone(corpus: Corpus) -> None:
+    shards = list(runs.read_files({"file": [0]}, corpus.manifest, set()))
+    corpus.output.counts(SHARDS[0]).write(b'{"ok": 2}')
+    corpus.output.part(SHARDS[0]).write(b"by another actor\n")
+    writer = runs.ShardWriter(corpus.manifest, corpus.output, corpus.task)
+    assert writer(shards[0])["statuses"].to_pylist() == ['{"ok": 2}']
+    assert corpus.output.part(SHARDS[0]).read() == b"by another actor\n"
+
+
+@pytest.mark.parametrize("gpus", [0.1, 0.2, 0.3, 0.7, 1.0, 2.0])
+def test_actors_fill_gpus(gpus: float) -> None:
+    """Also where the quotient of floats is less than the number of actors."""
+    for actors in range(1, 200):
+        assert runs._room({"CPU": 1000.0, "GPU": actors * gpus}, 1, gpus, may_grow=False) == actors
+
+
 def test_an_actor_of_a_run_that_was_replaced_writes_nothing(corpus: Corpus) -> None:
     begun = corpus.output.manifest.stamp()
     writer = runs.ShardWriter(corpus.manifest, corpus.output, corpus.task, "", begun)
