@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tfexport.contract import short_name
@@ -45,17 +45,29 @@ def say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def with_progress(items: Iterable[Item], description: str) -> Iterator[Item]:
-    """Yield `items` and show their number on stderr, only on a terminal, and not between lines of output."""
-    if not sys.stderr.isatty() or sys.stdout.isatty():
+def with_progress(
+    items: Iterable[Item], description: str, *, rows: Callable[[Item], int] | None = None
+) -> Iterator[Item]:
+    """Yield `items` and show their number on stderr, only on a terminal, and not between lines of output.
+
+    Args:
+        rows: the number of rows of a part, where items are parts of a command that prints no lines.
+    """
+    if not sys.stderr.isatty() or (rows is None and sys.stdout.isatty()):
         yield from items
         return
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (SpinnerColumn(), TextColumn("{task.description} {task.completed:,}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        yield from progress.track(items, description=description, total=None)
+    text = "{task.description} {task.completed:,}"
+    if rows is not None:
+        text = "{task.description}: {task.fields[rows]:,} rows in {task.completed:,} parts"
+    with Progress(SpinnerColumn(), TextColumn(text), TimeElapsedColumn(), console=Console(stderr=True)) as progress:
+        task, count = progress.add_task(description, total=None, rows=0), 0
+        for item in items:
+            yield item
+            count += rows(item) if rows is not None else 0
+            progress.update(task, advance=1, rows=count)
 
 
 @contextlib.contextmanager

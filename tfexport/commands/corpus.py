@@ -59,7 +59,7 @@ def corpus(
 
     options = {**asdict(column), **search, **asdict(runtime), **asdict(batches)}
     task = Task(Translator, directory.absolute(), options)
-    _run(task, source, output, column, corpus, cluster, resume=resume, about="translating shards")
+    _run(task, source, output, column, corpus, cluster, resume=resume, about="translating")
 
 
 @with_options
@@ -86,7 +86,7 @@ def corpus_score(
     reverse = None if scores.reverse is None else scores.reverse.absolute()
     options = {**asdict(columns), **asdict(scores), **asdict(runtime), **asdict(batches), "reverse": reverse}
     task = Task(Scorer, directory.absolute(), options)
-    _run(task, source, output, columns, corpus, cluster, resume=resume, about="scoring shards")
+    _run(task, source, output, columns, corpus, cluster, resume=resume, about="scoring")
 
 
 @with_options
@@ -113,7 +113,7 @@ def corpus_classify(
     labels = None if classes.labels is None else classes.labels.absolute()
     options = {**asdict(column), **asdict(classes), **asdict(runtime), **asdict(actor), "labels": labels}
     task = Task(Classifier, directory.absolute(), options)
-    _run(task, source, output, column, corpus, cluster, resume=resume, about="classifying shards")
+    _run(task, source, output, column, corpus, cluster, resume=resume, about="classifying")
 
 
 def _run(
@@ -133,6 +133,7 @@ def _run(
         columns: that are read.
         about: what the progress bar says.
     """
+    from tfexport.scale.cluster import disconnect
     from tfexport.scale.driver_lock import only_driver
     from tfexport.scale.manifest import Manifest, Output
     from tfexport.scale.run import inputs_of, run
@@ -148,8 +149,13 @@ def _run(
     counts: Counter[str] = Counter()
     with only_driver(out.folder, out.own) as check:
         manifest.begin(out, resume=resume)
-        for done in with_progress(run(manifest, out, task, cluster), about):
-            check()
-            counts.update(done.statuses)
+        try:
+            for done in with_progress(run(manifest, out, task, cluster), about, rows=lambda done: done.shard.rows):
+                check()
+                counts.update(done.statuses)
+        except (KeyboardInterrupt, SystemExit):
+            disconnect()  # else Ray tells of its actors while the process ends
+            say(f"interrupted: {sum(counts.values()):,} rows are written. Continue with --resume.")
+            raise
     statuses = ", ".join(f"{count:,} {status}" for status, count in counts.most_common())
     say(f"{sum(counts.values()):,} rows in {output}" + (f": {statuses}" if statuses else ""))

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import socket
 import time
+import warnings
 from collections import deque
 from contextlib import suppress
 from typing import Any
@@ -28,6 +31,10 @@ MOST_REST = 0.9
 LAST_SHARDS = 8
 """The number of shards over which the time between two shards is averaged."""
 
+SECONDS_TO_ANSWER = 5.0
+"""After which the head of a cluster counts as missing. Ray itself tries for many minutes."""
+_HOST_AND_PORT = re.compile(r"(?:ray://)?(?P<host>\[[^\]]+\]|[^/:\[\]]+):(?P<port>\d{1,5})/?")
+
 
 def connect(address: str | None) -> None:
     """Connect to a cluster, or start one on this machine.
@@ -45,9 +52,12 @@ def connect(address: str | None) -> None:
         for name, value in WITHOUT_METRICS.items():
             os.environ.setdefault(name, value)
     try:
+        if found := _HOST_AND_PORT.fullmatch(address or ""):
+            host, port = found["host"].strip("[]"), int(found["port"])
+            socket.create_connection((host, port), SECONDS_TO_ANSWER).close()
         # "local" is a new one, whatever RAY_ADDRESS says.
         ray.init(address=address or "local", **own, log_to_driver=False, logging_level=logging.ERROR)
-    except (RayError, ConnectionError, RuntimeError, ValueError) as error:
+    except (RayError, OSError, OverflowError, RuntimeError, ValueError) as error:
         if address is None:
             raise
         about = " ".join(str(error).split())[:300].rstrip(".")
@@ -56,6 +66,13 @@ def connect(address: str | None) -> None:
         ) from error
     if address is None:
         _end_monitors()
+
+
+def disconnect() -> None:
+    """Leave the cluster, and end it if `connect` has started it. Nothing happens without a cluster."""
+    import ray
+
+    ray.shutdown()
 
 
 def _end_monitors() -> None:
@@ -79,6 +96,8 @@ def quiet_ray_data() -> None:
 
     # Its warning that progress bars are off counts as printed. The command has its own bar.
     log_once("ray_data_progress_manager_disabled")
+    # A small corpus has fewer shards than the machine has room for actors.
+    warnings.filterwarnings("ignore", "The minimum number of concurrent actors")
     for handler in logging.getLogger("ray.data").handlers:
         if isinstance(handler, logging.StreamHandler):
             handler.setLevel(logging.WARNING)

@@ -79,16 +79,15 @@ class Manifest:
         }
 
     def begin(self, output: Output, *, resume: bool) -> None:
-        """Write the manifest, or compare it with that of the run before.
+        """Write the manifest, or compare it with that of the run before. A run without any part is replaced.
 
         Raises:
             TfexportError: the folder has another run, or this one and it is not to be resumed, or other files.
         """
         record = json.loads(json.dumps(self.record()))
-        if output.manifest.stamp() is None:
-            if any(Shard.parse(name) for name in output.folder.names()):
-                raise TfexportError(f"{output.folder.uri} has parts of no run that is known. Give an empty folder.")
+        if not output.done():
             try:
+                output.remove_state()
                 output.make()
                 output.manifest.write(json.dumps(record, indent=1).encode())
             except (ArrowException, OSError) as error:
@@ -97,6 +96,8 @@ class Manifest:
                     f"cannot write {output.manifest.uri}: {about}. Make room, or give another folder."
                 ) from error
             return
+        if output.manifest.stamp() is None:
+            raise TfexportError(f"{output.folder.uri} has parts of no run that is known. Give an empty folder.")
         if not resume:
             raise TfexportError(
                 f"{output.folder.uri} has a run already. Add --resume to go on with it, or give another folder."
@@ -149,6 +150,11 @@ class Output:
     def done(self) -> set[Shard]:
         """The shards that are complete."""
         return {shard for name in self.folder.names() if (shard := Shard.parse(name)) is not None}
+
+    def remove_state(self) -> None:
+        """Remove the counts, tries and summary of a run without parts."""
+        for place in (self.summary, self.own / "done", self.tries):
+            place.remove()
 
     def remove_partial(self) -> None:
         """Remove what killed processes have left half-written. Nothing may write meanwhile."""

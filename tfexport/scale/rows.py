@@ -46,17 +46,25 @@ def _json_texts(line: bytes, columns: Sequence[str]) -> object:
     except UnicodeDecodeError as error:
         return Row("invalid_utf8", f"byte {error.start + 1} is not UTF-8")
     record = _record(line)
-    if record is None:
-        return Row("invalid_json", "the line is no JSON object")
+    if isinstance(record, Row):
+        return record
     return joined([[record.get(column)] for column in columns])[0]
 
 
-def _record(line: bytes) -> dict[str, Any] | None:
+def _record(line: bytes) -> dict[str, Any] | Row:
+    """The object of a line, or the row of a line that cannot be used."""
+    about = "the line is no JSON object"
     try:
         found = json.loads(line.decode("utf-8", "replace"))
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+        if isinstance(found, dict):
+            return found
+    except json.JSONDecodeError:
+        pass
+    except ValueError:  # the limit of Python for integers, 4,300 digits unless it was changed
+        about = "a number of the line has too many digits"
+    except RecursionError:
+        about = "the line is nested too deeply"
+    return Row("invalid_json", about)
 
 
 def written(
@@ -114,7 +122,10 @@ def _records(table: pa.Table, source: CorpusFormat, reads: Sequence[str]) -> lis
         columns = _text_columns(raw, reads)
         return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     records = [_record(line) for line in raw]
-    return [{WHOLE: _plain_text(line)} if found is None else found for line, found in zip(raw, records, strict=True)]
+    return [
+        {WHOLE: _plain_text(line)} if isinstance(found, Row) else found
+        for line, found in zip(raw, records, strict=True)
+    ]
 
 
 def _apart(names: Sequence[str]) -> list[str]:
@@ -182,8 +193,10 @@ def _parquet(table: pa.Table, added: dict[str, list[Any]], kinds: Mapping[str, K
     names = table.column_names
     kept = [clear_of(name, (*added, *names)) if name in added else name for name in names]
     arrays = {name: pa.array(_encodable(values), arrow_type(kinds[name])) for name, values in added.items()}
-    columns = [*arrays.items(), *zip(kept, table.columns, strict=True)]
-    whole = pa.Table.from_arrays([array for _, array in columns], names=[name for name, _ in columns])
+    fields = [pa.field(name, array.type) for name, array in arrays.items()]
+    fields += [field.with_name(name) for field, name in zip(table.schema, kept, strict=True)]
+    # Without the metadata of the schema, which often lists the columns of the input: Spark and pandas read no others then.
+    whole = pa.Table.from_arrays([*arrays.values(), *table.columns], schema=pa.schema(fields))
     sink = pa.BufferOutputStream()
     parquet.write_table(whole, sink, compression="zstd")
     return bytes(sink.getvalue())

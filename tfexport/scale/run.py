@@ -28,6 +28,7 @@ from tfexport.scale.options import ClusterOptions
 from tfexport.scale.row_function import RowFunction
 from tfexport.scale.rows import texts, written
 from tfexport.scale.shards import Input, Shard, gaps, read_shards
+from tfexport.scale.storage import Stamp
 from tfexport.scale.tries import Tries, rows_of
 from tfexport.system.processes import leave_out_of_collections
 
@@ -73,10 +74,12 @@ class ShardWriter:
 
     Args:
         driver: the name of the run's driver, in the marks of what is under way.
+        begun: of the manifest's file when the driver began; None if it is not compared.
     """
 
-    def __init__(self, manifest: Manifest, output: Output, task: Task, driver: str = ""):
+    def __init__(self, manifest: Manifest, output: Output, task: Task, driver: str = "", begun: Stamp | None = None):
         self._manifest, self._output, self._task, self._driver = manifest, output, task, driver
+        self._begun = begun
 
     @cached_property
     def _function(self) -> RowFunction:
@@ -100,7 +103,11 @@ class ShardWriter:
         return {**numbers, "statuses": json.dumps(statuses), "error": error}
 
     def write(self, shard: Shard, data: bytes) -> dict[str, int]:
-        """Write a shard, if nobody has done so; returns the number of its rows of each status."""
+        """Write a shard, if nobody has done so; returns the number of its rows of each status.
+
+        Raises:
+            TfexportError: another run has begun in the folder.
+        """
         part, counts = self._output.part(shard), self._output.counts(shard)
         tries = Tries(self._output.tries / part.name, self._driver)
         if part.stamp() is None:
@@ -111,6 +118,9 @@ class ShardWriter:
             rows = rows_of(function, values, f"{shard.file}:{shard.first}", tries)
             statuses = dict(Counter(row.status for row in rows))
             content = written(shard, table, rows, function, source=source.format, output=self._output.format)
+            # An actor outlives a killed driver for some seconds. A run without parts may have been replaced meanwhile.
+            if self._begun not in (None, self._output.manifest.stamp()):
+                raise TfexportError(f"another run has begun in {self._output.folder.uri}. Give another folder.")
             counts.write(json.dumps(statuses).encode())  # first: a part that is there has them
             part.write(content)
         tries.remove()
@@ -194,7 +204,7 @@ def _dataset(manifest: Manifest, output: Output, task: Task, cluster: ClusterOpt
     shards = files.map_batches(read_files, fn_kwargs=reading, batch_size=1, num_cpus=0, compute=readers)
     return shards.map_batches(
         ShardWriter,
-        fn_constructor_args=(manifest, output, task, secrets.token_hex(4)),
+        fn_constructor_args=(manifest, output, task, secrets.token_hex(4), output.manifest.stamp()),
         batch_size=1,
         batch_format="pyarrow",
         num_cpus=threads,

@@ -156,9 +156,10 @@ class Scorer(RowFunction):
 
 
 def _row(forward: Translation, reverse: Translation | None) -> Row:
-    for one, about in ((forward, ""), (reverse, "reverse model: ")):
-        if one is not None and not one.hypotheses:
-            return Row(one.status, f"{about}{one.message}" if one.message else "")
+    if not forward.hypotheses:
+        return Row(forward.status, forward.message)
+    if reverse is not None and not reverse.hypotheses:
+        return Row(reverse.status, f"reverse model: {reverse.message or reverse.status}")
     found = (forward, reverse) if reverse is not None else (forward,)
     outputs = [one.hypotheses[0] for one in found]
     return Row("ok", "", tuple(Score(one.log_prob, len(one.token_log_probs)) for one in outputs))

@@ -23,7 +23,7 @@ from tfexport.scale.storage import COMPRESSED, Place, Stamp
 
 MOST_BYTES = 32 << 20
 """Bytes of rows after which a shard ends."""
-STEP = 256
+STEP = 64
 """Rows of Parquet that are read at once, at most."""
 LONGEST_ROW = 1 << 30
 """Bytes of a line after which the file is taken for one without lines."""
@@ -213,37 +213,44 @@ def _row_groups(source: Input, rows: int, done: list[Shard]) -> Iterator[pa.Tabl
             if about.num_rows and sum(shard.rows for shard in within) == about.num_rows:
                 yield from (shard.rows for shard in within)
             elif about.num_rows:
-                step = max(1, min(STEP, MOST_BYTES * about.num_rows // max(1, about.total_byte_size)))
-                yield from _slices(file, group, rows, step)
+                yield from _slices(file, group, rows)
             first = last
 
 
-def _slices(file: Any, group: int, rows: int, step: int) -> Iterator[pa.Table]:
-    """Tables of at most `rows` rows of a row group. One ends as soon as it has `MOST_BYTES` after `step` rows.
+def _slices(file: Any, group: int, rows: int) -> Iterator[pa.Table]:
+    """Tables of at most `rows` rows of a row group. One ends with the step of rows that fills `MOST_BYTES`.
 
-    The bytes are those in memory: the file may have one copy of a text that stands in many rows. Steps do not depend on how
-    the library's batches come.
+    The bytes are those in memory: the file may have one copy of a long text that stands in many rows. So the first step is
+    a row, and each step has at most twice the rows of the one before it, and as many as fit by its bytes. Steps do not
+    depend on how the library's batches come.
     """
-    batches = file.iter_batches(batch_size=min(rows, step), row_groups=[group])
+    batches = file.iter_batches(batch_size=1, row_groups=[group])
     waiting: deque[pa.RecordBatch] = deque()
     found: list[pa.RecordBatch] = []
     n_rows = n_bytes = n_waiting = 0
+    step = 1
     while True:
         wanted = min(step, rows - n_rows)
-        while n_waiting < wanted and (batch := next(batches, None)) is not None:
+        while n_waiting < wanted:
+            file.reader.set_batch_size(wanted - n_waiting)  # of the next batch
+            if (batch := next(batches, None)) is None:
+                break
             waiting.append(batch)
             n_waiting += len(batch)
         if not n_waiting:
             break
         wanted = min(wanted, n_waiting)
         n_rows, n_waiting = n_rows + wanted, n_waiting - wanted
-        while wanted:
+        rest, size = wanted, 0
+        while rest:
             batch = waiting.popleft()
-            found.append(batch.slice(0, wanted))
-            if len(batch) > wanted:
-                waiting.appendleft(batch.slice(wanted))
-            wanted -= len(found[-1])
-            n_bytes += sum(map(_bytes_of, found[-1].columns))
+            found.append(batch.slice(0, rest))
+            if len(batch) > rest:
+                waiting.appendleft(batch.slice(rest))
+            rest -= len(found[-1])
+            size += sum(map(_bytes_of, found[-1].columns))
+        n_bytes += size
+        step = max(1, min(STEP, 2 * wanted, MOST_BYTES * wanted // max(1, size)))
         if n_rows == rows or n_bytes >= MOST_BYTES:
             yield pa.Table.from_batches(found)
             found, n_rows, n_bytes = [], 0, 0
@@ -258,6 +265,10 @@ def _bytes_of(column: pa.Array) -> int:
         column = column.cast(pa.binary_view())
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
         column = column.cast(pa.large_binary())
+    if pa.types.is_struct(kind):
+        return sum(map(_bytes_of, column.flatten()))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return 4 * len(column) + _bytes_of(column.flatten())
     return int((column.indices if pa.types.is_dictionary(kind) else column).nbytes)
 
 

@@ -8,7 +8,6 @@ import os
 import posixpath
 import re
 import secrets
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -183,12 +182,14 @@ def inputs(given: list[str], without: Place | None = None) -> list[Place]:
         without: a folder whose files are left out: that of the output may be in one of the inputs.
 
     Raises:
-        TfexportError: there is no such file, or one comes twice.
+        TfexportError: there is no such file, or one comes twice, also by another path or a link.
     """
     found: list[Place] = []
     for one in given:
+        if not one:
+            raise TfexportError("an input is empty. Give a path, or `.` for the current folder.")
         try:
-            every = sorted(_matching(one), key=lambda place: place.uri)
+            every = sorted(set(_matching(one)), key=lambda place: place.uri)
         except (ArrowException, OSError) as error:
             raise TfexportError(f"cannot read {one}: {_line(error)}. Check the path and your access to it.") from error
         files = [file for file in every if without is None or not file.is_in(without)]
@@ -197,9 +198,12 @@ def inputs(given: list[str], without: Place | None = None) -> list[Place]:
         if not files:
             raise TfexportError(f"there is no file {one}. Check the path.")
         found += files
-    counts = Counter(place.uri for place in found)
-    if twice := [uri for uri, count in counts.items() if count > 1]:
-        raise TfexportError(f"{twice[0]} is given twice. Give each input once.")
+    seen = set[str]()
+    for place in found:
+        own = os.path.realpath(place.path) if place.is_local else place.uri
+        if own in seen:
+            raise TfexportError(f"{place.uri} is given twice. Give each input once.")
+        seen.add(own)
     return found
 
 
@@ -216,6 +220,8 @@ def _matching(given: str) -> Iterator[Place]:
         yield place
     elif place.is_local and any(sign in given for sign in _WILD):
         for name in glob.glob(place.path, recursive=True):
+            if "**" in given and _is_below_link(name, place.path):
+                continue
             if place.name.startswith(_HIDDEN) or not posixpath.basename(name).startswith(_HIDDEN):
                 yield from _files(Place(name))
     else:
@@ -236,10 +242,33 @@ def _files(place: Place) -> Iterator[Place]:
 
 def _walk(place: Place, folder: str) -> Iterator[str]:
     """The files below a folder, without hidden ones and those of other programs, `_SUCCESS` and so on."""
+    if place.is_local:
+        yield from _walk_here(folder)
+        return
     for info in place.system.get_file_info(arrow_fs.FileSelector(folder, recursive=True, allow_not_found=True)):
         below = info.path[len(folder) :].strip("/").split("/")
         if info.type == arrow_fs.FileType.File and not any(part.startswith(_HIDDEN) for part in below):
             yield info.path
+
+
+def _walk_here(folder: str) -> Iterator[str]:
+    """As `_walk`, on this machine. Links to folders below it are not followed, since they may loop."""
+    for parent, folders, names in os.walk(folder, onerror=_raise_unless_missing):
+        folders[:] = [name for name in folders if not name.startswith(_HIDDEN)]
+        paths = (os.path.join(parent, name) for name in names if not name.startswith(_HIDDEN))
+        yield from filter(os.path.isfile, paths)
+
+
+def _raise_unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):  # such as a pipe, which is no input
+        raise error
+
+
+def _is_below_link(name: str, pattern: str) -> bool:
+    """Whether a glob went through a link to a folder, or ends at one, after the part of it that names folders in full."""
+    start = Path(pattern[: re.search(r"[*?\[]", pattern).start()] + "x").parent  # type: ignore[union-attr]
+    path = Path(name)
+    return any(one.is_symlink() and one.is_dir() for one in (path, *path.parents) if start in one.parents)
 
 
 def _line(error: BaseException) -> str:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +30,7 @@ from ray.exceptions import RayError
 
 from tfexport.errors import TfexportError
 from tfexport.scale import Scorer
-from tfexport.scale.cluster import WITHOUT_METRICS, connect
+from tfexport.scale.cluster import WITHOUT_METRICS, connect, quiet_ray_data
 from tfexport.scale.run import _room
 
 pytestmark = pytest.mark.thorough
@@ -181,6 +186,23 @@ def test_a_second_driver_is_refused_and_the_first_goes_on(tiny_bundle: Path, tmp
     assert summary["rows"] == 20_000
 
 
+def test_an_interrupted_run_tells_how_to_continue(tiny_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in LINES * 50), encoding="utf-8")
+    given = (tiny_bundle, tmp_path / "in.txt", "-o", tmp_path / "out", "--max-length", "12")
+    command = command_of("corpus", *given)
+    with subprocess.Popen(command, env=ENVIRONMENT, cwd=ROOT, stderr=subprocess.PIPE, text=True) as first:
+        until = time.monotonic() + 60
+        while len(list((tmp_path / "out").glob("part-*"))) < 4 and time.monotonic() < until:
+            time.sleep(0.05)
+        first.send_signal(signal.SIGINT)
+        _, stderr = first.communicate(timeout=60)
+    assert first.returncode == 130
+    assert re.fullmatch(r"interrupted: [\d,]+ rows are written\. Continue with --resume\.", stderr.splitlines()[-1])
+    done = run("corpus", *given, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("20,000 rows in ")
+
+
 def test_the_loop_of_ray_rests_and_its_cluster_ends_with_the_run(tiny_bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
     code = """
@@ -236,8 +258,37 @@ def test_a_cluster_that_cannot_be_used_is_an_error(kind: type[Exception], monkey
         raise kind("no such\ncluster.")
 
     monkeypatch.setattr(ray, "init", refuse)
+    monkeypatch.setattr(socket, "create_connection", lambda *_: SimpleNamespace(close=bool))
     with pytest.raises(TfexportError, match=r"cannot use the Ray cluster head:9: .*no such cluster\. Check --address"):
         connect("head:9")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1", "127.0.0.1:99999"])
+def test_a_cluster_that_does_not_answer_is_an_error_before_ray_looks_for_it(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray looks for it for minutes"))
+    with pytest.raises(TfexportError, match=rf"cannot use the Ray cluster {re.escape(address)}: .*Check --address"):
+        connect(address)
+
+
+def test_a_cluster_that_answers_is_left_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+    monkeypatch.setattr(ray, "init", lambda **options: given.append(options["address"]))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"ray://127.0.0.1:{server.getsockname()[1]}"
+        for one in (address, "auto", "local", "k8s://head:1"):
+            connect(one)
+    assert given == [address, "auto", "local", "k8s://head:1"]
+
+
+def test_fewer_shards_than_actors_are_no_reason_to_warn() -> None:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        quiet_ray_data()
+        warnings.warn("The minimum number of concurrent actors for 'x' is set to 2, but it got 1", stacklevel=1)
+        warnings.warn("other", stacklevel=1)
+    assert [str(one.message) for one in seen] == ["other"]
 
 
 class _Node:
@@ -266,6 +317,7 @@ def test_a_cluster_of_others_keeps_its_monitors_and_metrics(
     monkeypatch.setenv("RAY_event_stats", "1")  # of the user
     monkeypatch.setattr(ray, "init", lambda **options: given.update(options, environment=dict(os.environ)))
     monkeypatch.setattr(ray._private.worker, "_global_node", node)
+    monkeypatch.setattr(socket, "create_connection", lambda *_: SimpleNamespace(close=bool))
     connect(address)
     environment = {name: given["environment"].get(name) for name in WITHOUT_METRICS}
     own = {**WITHOUT_METRICS, "RAY_event_stats": "1"}

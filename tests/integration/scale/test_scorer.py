@@ -70,6 +70,9 @@ def test_bad_rows_are_marked_and_the_others_scored(tiny_bundle: Path, reverse_bu
     found = list(scorer.rows([*PAIRS[:9], *bad, *PAIRS[9:]]))
     marked = ["null", "not_text", "invalid_utf8", "invalid_utf8", "empty", "too_long", "null", "empty"]
     assert [row.status for row in found[9:17]] == marked
+    messages = [row.message for row in found[9:17]]
+    assert [message.startswith("reverse model: ") for message in messages] == [False] * 7 + [True]
+    assert messages[7] == "reverse model: empty"
     alone = list(scorer.rows(PAIRS))
     assert [scorer.line(row) for row in (*found[:9], *found[17:])] == [scorer.line(row) for row in alone]
     singly = [scorer.columns([row])["log_prob"][0] for row in scorer.rows(PAIRS, singly=True)]

@@ -79,6 +79,21 @@ def test_texts_of_json_lines() -> None:
     assert statuses(found) == [None, *bad]
 
 
+def test_the_message_tells_why_json_is_not_used() -> None:
+    table = lines(b"[1]", b"{", b'{"t": "a", "n": %s}' % (b"9" * 5000), b'{"t": %s' % (b"[" * 99_999))
+    found = texts(table, "jsonl", ["t"])
+    assert statuses(found) == ["invalid_json"] * 4
+    about = [getattr(row, "message", "") for row in found]
+    assert about[:2] == ["the line is no JSON object"] * 2
+    assert about[2:] == ["a number of the line has too many digits", "the line is nested too deeply"]
+    assert json_rows(table, [Row("invalid_json")] * 4, "jsonl")[2]["input_json"].endswith("999}")
+
+
+def test_a_number_beyond_floats_is_null() -> None:
+    (found,) = json_rows(lines(b'{"n": 1e400, "m": 123456789012345678901234567890}'), [ok("X")], "jsonl")
+    assert (found["n"], found["m"]) == (None, 123456789012345678901234567890)
+
+
 @pytest.mark.parametrize("kind", ["string", "large_string", "string_view", "binary", "large_binary", "binary_view"])
 def test_texts_of_parquet(kind: str) -> None:
     array = pa.array(["ä", None, ""], getattr(pa, kind)())
@@ -104,6 +119,16 @@ def test_other_columns_are_kept() -> None:
     assert whole.column_names == [*added, "de", "input_id", "when", "raw"]
     assert whole["when"].type == pa.date32()
     assert [one["text"] for one in whole["nbest"][0].as_py()] == ["X", "Z"]
+
+
+def test_columns_keep_what_their_schema_says_of_them() -> None:
+    fields = [pa.field("text", pa.string(), False, {"lang": "de"}), pa.field("n", pa.int64(), False, {"unit": "m"})]
+    table = pa.table([["x"], [1]], schema=pa.schema(fields, {"pandas": "{}", "org.apache.spark.version": "4"}))
+    schema = parquet_rows(table, [ok("X")], "parquet").schema
+    assert [schema.field(name).nullable for name in ("text", "input_text", "n")] == [True, False, False]
+    assert schema.field("input_text").metadata == {b"lang": b"de"}
+    assert schema.field("n").metadata == {b"unit": b"m"}
+    assert not schema.metadata
 
 
 def test_columns_and_fields_with_the_same_name_are_all_kept() -> None:

@@ -38,6 +38,7 @@ def output(tmp_path: Path) -> Output:
 
 def test_a_run_is_resumed_as_it_was_begun(manifest: Manifest, output: Output) -> None:
     manifest.begin(output, resume=True)
+    output.part(Shard(0, 0, 1)).write(b"a\n")
     manifest.begin(output, resume=True)
     with pytest.raises(TfexportError, match=r"has a run already\. Add --resume"):
         manifest.begin(output, resume=False)
@@ -54,16 +55,36 @@ def test_a_run_is_resumed_as_it_was_begun(manifest: Manifest, output: Output) ->
 )
 def test_another_run_is_refused(manifest: Manifest, output: Output, change: Any, about: str) -> None:
     manifest.begin(output, resume=False)
+    output.part(Shard(0, 0, 1)).write(b"a\n")
     with pytest.raises(TfexportError, match=about):
         replace(manifest, **change).begin(output, resume=True)
 
 
 def test_a_changed_input_is_refused(manifest: Manifest, output: Output, tmp_path: Path) -> None:
     manifest.begin(output, resume=False)
+    output.part(Shard(0, 0, 1)).write(b"a\n")
     (tmp_path / "in.txt").write_text("b\nc\n", encoding="utf-8")
     changed = replace(manifest, inputs=[Input.of(manifest.inputs[0].place)])
     with pytest.raises(TfexportError, match=r"in\.txt was changed since"):
         changed.begin(output, resume=True)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_run_without_parts_is_replaced(manifest: Manifest, output: Output, resume: bool, damaged: bool) -> None:
+    manifest.begin(output, resume=False)
+    if damaged:
+        output.manifest.write(b"{")
+    tries = output.tries / Shard(0, 0, 1).name("text")
+    tries.make()
+    stale = [output.counts(Shard(0, 0, 1)), output.summary, tries / "shard-me-0"]
+    for place in stale:
+        place.write(b"{}")
+    other = replace(manifest, rows_per_shard=11)
+    other.begin(output, resume=resume)
+    assert json.loads(output.manifest.read())["rows_per_shard"] == 11
+    assert [place for place in stale if place.stamp() is not None] == []
+    output.counts(Shard(0, 0, 1)).write(b"{}")  # its folder is there
 
 
 def test_parts_without_a_manifest_are_refused(manifest: Manifest, output: Output) -> None:
@@ -291,6 +312,34 @@ def test_a_shard_that_is_written_has_no_tries_any_more(corpus: Corpus) -> None:
     data = next(iter(runs.read_files({"file": [0]}, corpus.manifest, {SHARDS[0]})))["data"][0].as_py()
     runs.ShardWriter(corpus.manifest, corpus.output, corpus.task).write(SHARDS[1], data)
     assert list(tries.iterdir()) == []
+
+
+def test_a_part_that_is_there_is_left_alone(corpus: Corpus) -> None:
+    shards = list(runs.read_files({"file": [0]}, corpus.manifest, set()))
+    corpus.output.counts(SHARDS[0]).write(b'{"ok": 2}')
+    corpus.output.part(SHARDS[0]).write(b"by another actor\n")
+    writer = runs.ShardWriter(corpus.manifest, corpus.output, corpus.task)
+    assert writer(shards[0])["statuses"].to_pylist() == ['{"ok": 2}']
+    assert corpus.output.part(SHARDS[0]).read() == b"by another actor\n"
+
+
+@pytest.mark.parametrize("gpus", [0.1, 0.2, 0.3, 0.7, 1.0, 2.0])
+def test_actors_fill_gpus(gpus: float) -> None:
+    """Also where the quotient of floats is less than the number of actors."""
+    for actors in range(1, 200):
+        assert runs._room({"CPU": 1000.0, "GPU": actors * gpus}, 1, gpus, may_grow=False) == actors
+
+
+def test_an_actor_of_a_run_that_was_replaced_writes_nothing(corpus: Corpus) -> None:
+    begun = corpus.output.manifest.stamp()
+    writer = runs.ShardWriter(corpus.manifest, corpus.output, corpus.task, "", begun)
+    shards = runs.read_files({"file": [0]}, corpus.manifest, set())
+    assert writer(next(shards))["error"].to_pylist() == [""]
+    corpus.output.part(SHARDS[0]).remove()
+    replace(corpus.manifest, rows_per_shard=300).begin(corpus.output, resume=False)
+    (error,) = writer(next(shards))["error"].to_pylist()
+    assert error == f"another run has begun in {corpus.output.folder.uri}. Give another folder."
+    assert corpus.output.done() == set()
 
 
 def test_a_run_that_is_complete_leaves_no_tries(corpus: Corpus) -> None:

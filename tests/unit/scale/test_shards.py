@@ -19,7 +19,7 @@ from pyarrow import parquet  # noqa: E402
 
 from tfexport.errors import TfexportError  # noqa: E402
 from tfexport.scale import shards  # noqa: E402
-from tfexport.scale.shards import RAW, Input, Shard, compression_of, format_of, gaps, read_shards  # noqa: E402
+from tfexport.scale.shards import RAW, Input, Shard, _bytes_of, compression_of, format_of, gaps, read_shards  # noqa: E402
 from tfexport.scale.storage import Place, inputs  # noqa: E402
 
 
@@ -165,8 +165,46 @@ def test_the_bytes_of_rows_in_memory_end_a_shard(tmp_path: Path, monkeypatch: py
     table = pa.table({"text": [*["x" * 1000] * 175, *["y"] * 325], "n": range(500)})
     parquet.write_table(table, tmp_path / "a.parquet")
     found = [rows for shard, rows in read_shards(source(tmp_path / "a.parquet"), 0, 128) if shard.rows]
-    assert [len(rows) for rows in found] == [50, 50, 50, 128, 128, 94]
+    assert [len(rows) for rows in found] == [55, 50, 50, 128, 128, 89]
     assert pa.concat_tables(found).equals(table)
+
+
+@pytest.mark.parametrize("before", [0, 1000])
+def test_a_long_text_that_repeats_is_read_in_small_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    """The file is small, so its size tells nothing."""
+    monkeypatch.setattr(shards, "MOST_BYTES", 1_000_000)
+    table = pa.table({"text": [*["y"] * before, *["x" * 50_000] * 200]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    found = [rows for shard, rows in read_shards(source(tmp_path / "a.parquet"), 0, 16384) if shard.rows]
+    largest = sorted(rows.nbytes for rows in found)
+    assert largest[-1] <= (1_000_000 + 64 * 50_100 if before else 2_000_000)
+    assert largest[-2] <= 2_000_000
+    assert pa.concat_tables(found).equals(table)
+
+
+def test_rows_that_are_larger_than_a_shard_are_all_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "MOST_BYTES", 1000)
+    table = pa.table({"text": [*["x" * 5000] * 3, *["y"] * 3]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    assert ranges(tmp_path / "a.parquet") == [(0, 1), (1, 1), (2, 1), (3, 3), (6, 0)]
+
+
+@pytest.mark.parametrize("kind", ["string", "string_view", "binary_view", "dictionary", "struct", "list", "large_list"])
+def test_only_the_rows_of_a_slice_count(kind: str) -> None:
+    words = pa.array([f"{number:05}" * 20 for number in range(1000)])
+    if kind in {"string", "string_view", "binary_view"}:
+        column = words.cast(pa.binary()).cast(pa.binary_view()) if kind == "binary_view" else words.cast(kind)
+    else:
+        column = words.dictionary_encode()
+    if kind == "struct":
+        column = pa.StructArray.from_arrays([column], ["word"])
+    elif kind.endswith("list"):
+        array = pa.ListArray if kind == "list" else pa.LargeListArray
+        column = array.from_arrays(range(1001), column)
+    assert 0 < _bytes_of(column.slice(500, 10)) < 2000
+    assert _bytes_of(column) > 3000
 
 
 def test_long_rows_end_a_shard_before_many_of_them_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,3 +333,45 @@ def test_inputs_are_paths_globs_and_folders(tmp_path: Path) -> None:
     for wrong, about in ((["none.txt"], "there is no file"), (["a.txt", "*.txt"], "given twice")):
         with pytest.raises(TfexportError, match=about):
             found(*wrong)
+
+
+def test_one_file_by_two_names_is_given_twice(tmp_path: Path) -> None:
+    (tmp_path / "g").mkdir()
+    (tmp_path / "g" / "1.txt").touch()
+    (tmp_path / "link.txt").symlink_to(tmp_path / "g" / "1.txt")
+    for other in ("g/../g/1.txt", "link.txt"):
+        with pytest.raises(TfexportError, match=r"is given twice\. Give each input once"):
+            inputs([str(tmp_path / "g" / "1.txt"), f"{tmp_path}/{other}"])
+    assert [one.path for one in inputs([f"{tmp_path}/link.txt"])] == [f"{tmp_path}/link.txt"]
+
+
+def test_an_empty_input_is_not_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TfexportError, match=r"an input is empty\. Give a path, or `\.` for the current folder"):
+        inputs([""])
+    assert [one.name for one in inputs(["."])] == ["a.txt"]
+
+
+def test_links_to_folders_are_followed_only_where_they_are_named(tmp_path: Path) -> None:
+    (tmp_path / "in" / "below").mkdir(parents=True)
+    (tmp_path / "in" / "below" / "a.txt").touch()
+    (tmp_path / "in" / "below" / "loop").symlink_to(tmp_path / "in")
+    (tmp_path / "in" / "missing.txt").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+
+    def found(given: str) -> list[str]:
+        return [one.path.removeprefix(f"{tmp_path}/") for one in inputs([f"{tmp_path}/{given}"])]
+
+    assert found("in") == found("in/**") == found("in/**/*.txt") == ["in/below/a.txt"]
+    assert found("link") == found("link/**/*.txt") == ["link/below/a.txt"]
+    assert found("in/below/loop/below/*.txt") == ["in/below/loop/below/a.txt"]
+
+
+def test_a_pipe_is_no_input(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").touch()
+    os.mkfifo(tmp_path / "b.txt")
+    assert [one.name for one in inputs([f"{tmp_path}/*.txt"])] == ["a.txt"]
+    assert [one.name for one in inputs([str(tmp_path)])] == ["a.txt"]
+    with pytest.raises(TfexportError, match=r"there is no file .*b\.txt\. Check the path"):
+        inputs([f"{tmp_path}/b.txt"])
