@@ -367,7 +367,8 @@ class _Output:
         is_copied = node.copied is not None
         if node.space_after and not (is_copied and letter in _CLOSING):
             self.space()
-        if (is_copied or node.space_before) and _space_between("x", letter):
+        is_emphasis = not is_copied and not node.before.strip("*_~")  # with a space after it, such a mark is text
+        if (is_copied or (node.space_before and not is_emphasis)) and _space_between("x", letter):
             self.space()
 
     def begin_copied(self, node: Node, before: str) -> None:

@@ -253,6 +253,12 @@ def test_copied_parts_without_words_have_space_between_them() -> None:
     assert translated("Ein <code>a</code> und <b><code>b</code></b> da", "") == "<code>a</code> <b><code>b</code></b>"
 
 
+def test_space_is_written_before_emphasis() -> None:
+    document = taken_apart("execute **Array<String>**, defaults", "markdown")
+    assert document.text([exact(one) for one in document.segments]) == document.source
+    assert attending("Ein ![x](y) **Hund** da", "A dog", [0, 1]) == "A ![x](y) **dog**"
+
+
 def test_emphasis_without_words_is_left_out() -> None:
     assert translated("<b>Ein</b> Hund da", "") == "<b></b>"
     no_attention = np.array([[1, 0, 0], [0, 0, 1]], np.float32)  # to the second word
