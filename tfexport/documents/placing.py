@@ -38,6 +38,8 @@ class Aligned:
     """The characters of the source sentence of each of its tokens."""
     attention: NDArray[np.float32] | None = None
     """[targets, sources]."""
+    kept: Sequence[Span] = ()
+    """Characters of `text` that no copied part replaces, such as required phrases."""
 
 
 @dataclass
@@ -165,7 +167,9 @@ def place_all(nodes: Sequence[Node], aligned: Aligned, found: Sequence[Span], so
         best = np.array([weights[:, start:end].sum(axis=1) for start, end in words]).argmax(axis=0)
     starts, ends = ({span[side]: place for place, span in enumerate(found)} for side in (0, 1))
     texts = [aligned.text[start:end] for start, end in found]
-    placer = _Placer(aligned.text, texts, starts, ends, weights, [words[index] if words else (0, 0) for index in best])
+    kept = [any(first < end and last > start for first, last in aligned.kept) for start, end in found]
+    to = [words[index] if words else (0, 0) for index in best]
+    placer = _Placer(aligned.text, texts, starts, ends, weights, to, np.array(kept, bool))
     placer.place(nodes, (0, len(found)))
 
 
@@ -181,6 +185,8 @@ class _Placer:
     """The attention of each unit, [units, characters of the source]."""
     aligned: Sequence[Span]
     """The word of the source that each unit attends to most."""
+    kept: NDArray[np.bool_]
+    """Whether no copied part replaces each unit."""
 
     def place(self, nodes: Sequence[Node], within: Span) -> None:
         """Place nodes, and all nodes in them, among the units `within`."""
@@ -216,6 +222,7 @@ class _Placer:
 
     def _copied_part(self, node: Node, literal: str, within: Span, free: NDArray[np.bool_]) -> Span:
         """The words that a copied text replaces. Punctuation that it does not have stays, as the full stop does."""
+        free = free & ~self.kept
         is_free = [any(map(is_letter, unit)) or unit in literal for unit in self.units]
         first, last = self._part(node, within, free & np.array(is_free, bool))
         while first < last and not self._has_letters(last - 1, len(self.units)):  # the end of the sentence

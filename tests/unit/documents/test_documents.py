@@ -212,12 +212,13 @@ def test_copied_parts_have_space_beside_words() -> None:
     assert translated("配列<code>a b</code>の要素", "要素です") == "<code>a b</code>要素です"
 
 
-def attending(source: str, new: str, to: list[int], markup: Markup = "markdown") -> str:
+def attending(source: str, new: str, to: list[int], kept: str = "") -> str:
     """The document with a translation whose words and marks attend to the words of the source with these numbers."""
-    document = taken_apart(source, markup)
+    document = taken_apart(source, "markdown")
     [segment] = document.segments
+    phrases = [found.span() for found in re.finditer(kept, new)] if kept else []
     targets, sources = ([word.span() for word in re.finditer(r"\w+|[^\w\s]", part)] for part in (new, segment.text))
-    return document.text([Aligned(new, targets, sources, np.eye(len(sources), dtype=np.float32)[to])])
+    return document.text([Aligned(new, targets, sources, np.eye(len(sources), dtype=np.float32)[to], phrases)])
 
 
 @pytest.mark.parametrize("code", ["`npm install`", "**`npm install`**", "[`npm install`](x)"])
@@ -231,6 +232,19 @@ def test_copied_parts_replace_no_punctuation(code: str) -> None:
 def test_copied_parts_replace_their_own_punctuation() -> None:
     assert attending("Nimm `f()` da.", "Take f ( ) there.", [0, 1, 2, 3, 4, 5]) == "Take `f()` there."
     assert attending("Nimm **`...`** da.", "Take ... there.", [0, 1, 2, 3, 4, 5]) == "Take **`...`** there."
+
+
+@pytest.mark.parametrize("code", ["`a`", "**`a`**"])
+def test_copied_parts_replace_no_required_phrases(code: str) -> None:
+    source = f"Sie nimmt {code} da."
+    assert attending(source, "She takes a puppy.", [0, 1, 2, 2, 4], "puppy") == f"She takes {code} puppy."
+    assert (
+        attending(source, "She takes New York now.", [0, 1, 1, 2, 3, 4], "New York")
+        == f"She takes New York {code} now."
+    )
+    assert (
+        attending(source, "She takes a now.", [0, 1, 2, 3, 4], "takes a") == f"She takes {code} now."
+    )  # the same words
 
 
 @pytest.mark.parametrize(
