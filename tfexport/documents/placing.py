@@ -12,7 +12,7 @@ import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -362,7 +362,7 @@ class _Output:
     def space(self) -> None:
         """Write a space, unless there is white space."""
         place = len(self.parts) - self.opened
-        last = next((part for _, part in reversed(self.parts[:place]) if part), " ")
+        last = next((part for _, part in islice(reversed(self.parts), self.opened, None) if part), " ")
         if not last[-1].isspace():
             self.parts.insert(place, (False, " "))
 
