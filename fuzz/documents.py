@@ -10,6 +10,7 @@ from collections import Counter
 
 from tests.support.documents import (
     backwards,
+    codes,
     exact,
     gaps,
     is_balanced,
@@ -55,6 +56,7 @@ def check(number: int) -> Counter[str]:
             links = ("http://x.y T. U", "http://z.y")
             before, after = (Counter(one for one in seen(part) if one in links) for part in (text, new))
             assert before == after, "links have lost their address or title"
+            assert Counter(codes(text)) == Counter(codes(new)), f"code has changed: {new!r}"
             assert new.count("x. y\n```") == text.count("x. y\n```")
     if markup == "markdown":
         before, after = seen(text), seen(found.text([exact(one) for one in found.segments]))

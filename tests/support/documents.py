@@ -210,6 +210,12 @@ def seen(markdown: str) -> list[str]:
     return found
 
 
+def codes(markdown: str) -> list[str]:
+    """The code spans of Markdown, with single spaces."""
+    found = events(markdown[front_matter(markdown) :])
+    return [" ".join(event["Code"].split()) for event, _, _ in found if isinstance(event, dict) and "Code" in event]
+
+
 _TAG = re.compile(r"<(/?)([a-z]+)[^>]*>")
 _VOID = {"br", "img", "wbr"}
 

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from itertools import chain, islice, repeat
 from typing import Any
 
+from tfexport.decoding.hypothesis import Hypothesis, Source
 from tfexport.decoding.line_reader import Reader, Unreadable, most_bytes
 from tfexport.decoding.stream import GrowingText
 from tfexport.decoding.translate import Result, Writer
 from tfexport.documents.document import Document, Segment, document
 from tfexport.documents.options import DocumentOptions
-from tfexport.documents.placing import Aligned
+from tfexport.documents.placing import Aligned, Span
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Capacity
 from tfexport.text.tokenizer_parts import PanicError
@@ -252,7 +253,23 @@ def aligned_of(result: Result, writer: Writer, text: str, *, is_aligned: bool, r
         return None
     own = slice(source.tokens.start, source.tokens.end)
     sources = _spans_of(source.tokens.words[own], text)
-    return Aligned(written, targets, sources, best.attention[: len(targets), own])
+    return Aligned(
+        written, targets, sources, best.attention[: len(targets), own], _required_spans(best, source, targets)
+    )
+
+
+def _required_spans(output: Hypothesis, source: Source, targets: Sequence[Span]) -> list[Span]:
+    """The characters of the required phrases in an output.
+
+    Args:
+        targets: the characters of each of its tokens.
+    """
+    found = []
+    for ids in {tuple(phrase.ids) for phrase in source.required}:
+        for place in range(len(targets) - len(ids) + 1):
+            if tuple(output.ids[place : place + len(ids)]) == ids:
+                found.append((targets[place][0], targets[place + len(ids) - 1][1]))
+    return found
 
 
 def _spans_of(words: Sequence[str], text: str) -> list[tuple[int, int]]:

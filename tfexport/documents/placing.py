@@ -12,7 +12,7 @@ import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,8 @@ from tfexport.documents.joining import glue
 Span = tuple[int, int]
 Floats = NDArray[np.float64]
 
+_CLOSING = frozenset(".,;:!?…)]}»”’。、，！？；：")
+"""Punctuation without a space before it."""
 _WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 
 
@@ -36,6 +38,8 @@ class Aligned:
     """The characters of the source sentence of each of its tokens."""
     attention: NDArray[np.float32] | None = None
     """[targets, sources]."""
+    kept: Sequence[Span] = ()
+    """Characters of `text` that no copied part replaces, such as required phrases."""
 
 
 @dataclass
@@ -162,13 +166,17 @@ def place_all(nodes: Sequence[Node], aligned: Aligned, found: Sequence[Span], so
     if words and found:
         best = np.array([weights[:, start:end].sum(axis=1) for start, end in words]).argmax(axis=0)
     starts, ends = ({span[side]: place for place, span in enumerate(found)} for side in (0, 1))
-    placer = _Placer(aligned.text, starts, ends, weights, [words[index] if words else (0, 0) for index in best])
+    texts = [aligned.text[start:end] for start, end in found]
+    kept = [any(first < end and last > start for first, last in aligned.kept) for start, end in found]
+    to = [words[index] if words else (0, 0) for index in best]
+    placer = _Placer(aligned.text, texts, starts, ends, weights, to, np.array(kept, bool))
     placer.place(nodes, (0, len(found)))
 
 
 @dataclass(frozen=True)
 class _Placer:
     text: str
+    units: Sequence[str]
     starts: Mapping[int, int]
     """The unit that begins at a character."""
     ends: Mapping[int, int]
@@ -177,6 +185,8 @@ class _Placer:
     """The attention of each unit, [units, characters of the source]."""
     aligned: Sequence[Span]
     """The word of the source that each unit attends to most."""
+    kept: NDArray[np.bool_]
+    """Whether no copied part replaces each unit."""
 
     def place(self, nodes: Sequence[Node], within: Span) -> None:
         """Place nodes, and all nodes in them, among the units `within`."""
@@ -188,31 +198,67 @@ class _Placer:
             if node.source[0] == node.source[1]:
                 node.at = _point(node, within, elements, self.weights)
                 continue
-            node.at = self._copy_of(node, free) or self._part(node, within, free)
+            literal = _literal(node)
+            if literal:
+                node.at = self._copy_of(literal, node.source, free) or self._copied_part(node, literal, within, free)
+            else:
+                node.at = self._part(node, within, free)
             free[node.at[0] : node.at[1]] = False
             self.place(node.children, node.at)
 
-    def _copy_of(self, node: Node, free: NDArray[np.bool_]) -> Span | None:
+    def _copy_of(self, literal: str, source: Span, free: NDArray[np.bool_]) -> Span | None:
         """The units that already contain the copied text. Of several, those with the most attention to it."""
         best, found = -1.0, None
-        start = self.text.find(node.literal) if node.literal else -1
+        start = self.text.find(literal)
         while start >= 0:
-            end = start + len(node.literal)
+            end = start + len(literal)
             first, last = self.starts.get(start, -1), self.ends.get(end, -1)
             if 0 <= first <= last and free[first : last + 1].all():
-                share = float(self.weights[first : last + 1, slice(*node.source)].sum())
+                share = float(self.weights[first : last + 1, slice(*source)].sum())
                 if share > best:
                     best, found = share, (first, last + 1)
-            start = self.text.find(node.literal, start + 1)
+            start = self.text.find(literal, start + 1)
         return found
+
+    def _copied_part(self, node: Node, literal: str, within: Span, free: NDArray[np.bool_]) -> Span:
+        """The words that a copied text replaces. Punctuation that it does not have stays, as the full stop does."""
+        free = free & ~self.kept
+        is_free = [any(map(is_letter, unit)) or unit in literal for unit in self.units]
+        first, last = self._part(node, within, free & np.array(is_free, bool))
+        while first < last and not self._has_letters(last - 1, len(self.units)):  # the end of the sentence
+            if literal.endswith(self.units[last - 1]):
+                break
+            last -= 1
+        if self._has_letters(first, last):
+            return first, last
+        point = _nearest_point(within, self._share(node), free)
+        return point, point
+
+    def _has_letters(self, first: int, last: int) -> bool:
+        return any(map(is_letter, "".join(self.units[first:last])))
+
+    def _share(self, node: Node) -> Floats:
+        return self.weights[:, slice(*node.source)].sum(axis=1)
 
     def _part(self, node: Node, within: Span, free: NDArray[np.bool_]) -> Span:
         start, end = node.source
-        share = self.weights[:, start:end].sum(axis=1)
+        share = self._share(node)
         # The word that a unit is aligned to decides. Of several such parts, the one with more attention wins.
         hits = np.array([start <= first and last <= end for first, last in self.aligned], bool)
         gains = np.where(hits, 1.0, -1.0) + 0.01 * share
         return _best_part(node, within, gains, share, free)
+
+
+def _literal(node: Node) -> str | None:
+    """The copied text of a node that has nothing else, as a link around code; None for another node."""
+    if node.copied is not None:
+        return node.literal
+    return next((_literal(child) for child in node.children if child.source == node.source), None)
+
+
+def is_letter(letter: str) -> bool:
+    """Whether it is a letter, a mark on a letter, or a digit."""
+    return unicodedata.category(letter)[0] in "LMN"
 
 
 def _best_part(node: Node, within: Span, gains: Floats, share: Floats, free: NDArray[np.bool_]) -> Span:
@@ -236,7 +282,7 @@ def _best_part(node: Node, within: Span, gains: Floats, share: Floats, free: NDA
         return found
     open_share = np.where(free, share, 0.0)
     place = int(open_share.argmax()) if len(open_share) else 0
-    if node.copied is None and len(open_share) and open_share[place] > 0:
+    if _literal(node) is None and len(open_share) and open_share[place] > 0:
         return place, place + 1
     point = _nearest_point(within, share, free)
     return point, point
@@ -285,51 +331,91 @@ def rendered(text: str, nodes: Sequence[Node], found: Sequence[Span]) -> list[tu
     Args:
         found: `units` of the text.
     """
-    parts: list[tuple[bool, str]] = []
-    if not found:
-        parts.append((True, text))
-        parts += [(False, node.before + (node.copied or "") + node.after) for node in _flat(nodes)]
-        return parts
-    parts.append((True, text[: found[0][0]]))
-    _render(text, nodes, (0, len(found)), found, parts)
-    parts.append((True, text[found[-1][1] :]))
-    return parts
+    output = _Output()
+    first, last = (found[0][0], found[-1][1]) if found else (len(text), len(text))
+    output.add(text[:first], is_text=True)
+    _render(text, nodes, (0, len(found)), found, output)
+    output.add(text[last:], is_text=True)
+    return output.parts
 
 
-def _flat(nodes: Sequence[Node]) -> list[Node]:
-    flat: list[Node] = []
-    for node in nodes:
-        if node.is_bare:
-            continue
-        inner = _flat(node.children)
-        text = "".join(one.before + (one.copied or "") + one.after for one in inner)
-        flat.append(Node(node.before + (node.copied or "") + text + node.after))
-    return flat
+@dataclass
+class _Output:
+    """The parts of a translation up to some place."""
+
+    parts: list[tuple[bool, str]] = field(default_factory=list)
+    opened: int = 0
+    """The number of opening marks at the end. A space is written before them, since emphasis cannot begin with one."""
+    node: Node | None = None
+    """The copied part or mark at the end, if no text follows it."""
+
+    def add(self, text: str, *, is_text: bool = False) -> None:
+        self.parts.append((is_text, text))
+        self.opened = 0
+        if is_text:
+            self.node = None
+
+    def open(self, mark: str) -> None:
+        self.parts.append((False, mark))
+        self.opened += 1
+
+    def space(self) -> None:
+        """Write a space, unless there is white space."""
+        place = len(self.parts) - self.opened
+        last = next((part for _, part in islice(reversed(self.parts), self.opened, None) if part), " ")
+        if not last[-1].isspace():
+            self.parts.insert(place, (False, " "))
+
+    def begin_word(self, letter: str) -> None:
+        """Write the space between a node and the word after it, which begins with a letter."""
+        node = self.node
+        if node is None or node.at[0] < node.at[1]:  # it has the place of words, and the space beside them
+            return
+        is_copied = node.copied is not None
+        if node.space_after and not (is_copied and letter in _CLOSING):
+            self.space()
+        is_emphasis = not is_copied and not node.before.strip("*_~")  # with a space after it, such a mark is text
+        if (is_copied or (node.space_before and not is_emphasis)) and _space_between("x", letter):
+            self.space()
+
+    def begin_copied(self, node: Node, before: str) -> None:
+        """Write the space before a copied part.
+
+        Args:
+            before: the last character of the text before it, if there is one.
+        """
+        if self.node is None:
+            is_empty = node.at[0] == node.at[1]
+            if is_empty and before and (node.space_before or _space_between(before, "x")):
+                self.space()
+        elif self.node.copied is not None:
+            raw = next((part for _, part in reversed(self.parts) if part), "")
+            is_merged = raw.endswith("`") and (node.copied or "").startswith("`")  # two code spans would be one
+            if is_merged or self.node.source[1] != node.source[0]:
+                self.space()
+        elif self.node.space_after or node.space_before:
+            self.space()
 
 
-def _render(
-    text: str, nodes: Sequence[Node], within: Span, found: Sequence[Span], parts: list[tuple[bool, str]]
-) -> None:
+def _render(text: str, nodes: Sequence[Node], within: Span, found: Sequence[Span], output: _Output) -> None:
     place, last = within
     has_gap = False  # whether the white space before the unit `place` is to be added
-    is_apart = needs_space = False
 
     def gap() -> None:
         nonlocal has_gap
-        if has_gap:
-            parts.append((True, text[found[place - 1][1] : found[place][0]]))
+        space = text[found[place - 1][1] : found[place][0]] if has_gap else ""
+        if space:
+            output.add(space, is_text=True)
         has_gap = False
 
     def words(to: int) -> None:
         """Add the units up to `to`, without the white space after the last one."""
-        nonlocal place, has_gap, is_apart, needs_space
+        nonlocal place, has_gap
         while place < to:
             gap()
             start, end = found[place]
-            if not _ends_with_space(parts) and (needs_space or (is_apart and _space_between("x", text[start]))):
-                parts.append((False, " "))
-            is_apart = needs_space = False
-            parts.append((True, text[start:end]))
+            output.begin_word(text[start])
+            output.add(text[start:end], is_text=True)
             place, has_gap = place + 1, place + 1 < last
 
     for node in sorted(nodes, key=lambda node: (node.at, node.source)):
@@ -340,27 +426,25 @@ def _render(
             continue
         if not is_empty or node.space_before or not node.space_after:
             gap()  # otherwise the node follows the word before it, as the number of a footnote does
-        if is_empty and first > within[0] and not _ends_with_space(parts):
-            is_word = node.copied is not None and _space_between(text[found[first - 1][1] - 1], "x")
-            parts.append((False, " " if node.space_before or is_word else ""))
-        parts.append((False, node.before))
+        before = text[found[first - 1][1] - 1] if first > 0 else ""
         if node.copied is not None:
-            parts.append((False, node.copied))
+            output.begin_copied(node, before)
+            output.add(node.copied)
+            output.node = node
+        elif node.source[0] == node.source[1]:
+            if before and node.space_before:
+                output.space()
+            output.add(node.before)
+            output.node = node
         else:
-            _render(text, node.children, node.at, found, parts)
-        parts.append((False, node.after))
-        if is_empty:
-            needs_space, is_apart = node.space_after, node.space_before or node.copied is not None
-        else:
+            output.open(node.before)
+            _render(text, node.children, node.at, found, output)
+            output.add(node.after)
+        if not is_empty:
             place, has_gap = max(place, end), end < last
     words(last)
 
 
 def _space_between(left: str, right: str) -> bool:
     """Whether two words with these letters have a space between them."""
-    return left.isalnum() and right.isalnum() and glue(left, right) != ""
-
-
-def _ends_with_space(parts: Sequence[tuple[bool, str]]) -> bool:
-    last = next((part for _, part in reversed(parts) if part), "")
-    return not last or last[-1].isspace()
+    return is_letter(left) and is_letter(right) and glue(left, right) != ""

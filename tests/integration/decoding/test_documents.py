@@ -94,6 +94,14 @@ def test_terms_of_documents(model: tfexport.Model) -> None:
     assert [one.text for one in asynchronous] == [found.text]
 
 
+def test_code_replaces_no_required_phrase(aligned: tfexport.Model) -> None:
+    search: dict[str, Any] = {"glossary": {"de9": "wört7 wört8"}, "beam": 4, "max_length": 12, "markup": "markdown"}
+    for markdown in ("de5 de9 `a b`", "`a b` de9", "de9 `a b` de4 `c`"):
+        found = aligned.translate_document(markdown, **search)
+        assert "wört7 wört8" in found.text
+        assert "`a b`" in found.text
+
+
 def test_marked_text_is_not_split(model: tfexport.Model) -> None:
     found = model.translate_document("Er ist bei ⟦Ja! Nein. So⟧ heute. Er geht.", keep_between="⟦ ⟧", beam=2)
     assert [one.source for one in found.sentences] == ["Er ist bei ⟦Ja! Nein. So⟧ heute.", "Er geht."]

@@ -213,6 +213,67 @@ def test_copied_parts_have_space_beside_words() -> None:
     assert translated("配列<code>a b</code>の要素", "要素です") == "<code>a b</code>要素です"
 
 
+def attending(source: str, new: str, to: list[int], kept: str = "") -> str:
+    """The document with a translation whose words and marks attend to the words of the source with these numbers."""
+    document = taken_apart(source, "markdown")
+    [segment] = document.segments
+    phrases = [found.span() for found in re.finditer(kept, new)] if kept else []
+    targets, sources = ([word.span() for word in re.finditer(r"\w+|[^\w\s]", part)] for part in (new, segment.text))
+    return document.text([Aligned(new, targets, sources, np.eye(len(sources), dtype=np.float32)[to], phrases)])
+
+
+@pytest.mark.parametrize("code", ["`npm install`", "**`npm install`**", "[`npm install`](x)"])
+def test_copied_parts_replace_no_punctuation(code: str) -> None:
+    source = f"Sie startet {code} da."
+    assert attending(source, "She starts there.", [0, 1, 4, 2]) == f"She starts there {code}."
+    assert attending(source, "She starts npm, there.", [0, 1, 2, 3, 4, 5]) == f"She starts {code}, there."
+    assert attending(source, "She starts it (npm) now.", [0, 1, 1, 2, 2, 2, 4, 5]) == f"She starts it ({code}) now."
+
+
+def test_copied_parts_replace_their_own_punctuation() -> None:
+    assert attending("Nimm `f()` da.", "Take f ( ) there.", [0, 1, 2, 3, 4, 5]) == "Take `f()` there."
+    assert attending("Nimm **`...`** da.", "Take ... there.", [0, 1, 2, 3, 4, 5]) == "Take **`...`** there."
+
+
+@pytest.mark.parametrize("code", ["`a`", "**`a`**"])
+def test_copied_parts_replace_no_required_phrases(code: str) -> None:
+    source = f"Sie nimmt {code} da."
+    assert attending(source, "She takes a puppy.", [0, 1, 2, 2, 4], "puppy") == f"She takes {code} puppy."
+    assert (
+        attending(source, "She takes New York now.", [0, 1, 1, 2, 3, 4], "New York")
+        == f"She takes New York {code} now."
+    )
+    assert (
+        attending(source, "She takes a now.", [0, 1, 2, 3, 4], "takes a") == f"She takes {code} now."
+    )  # the same words
+
+
+@pytest.mark.parametrize(
+    ("source", "new", "to", "expected"),
+    [
+        ("Nimm `a` und `b` da.", "Take there.", [0, 4, 1], "Take there `a`. `b`"),
+        ("Nimm `a` und `b` da.", "取る。", [1, 3], "`a` `b`。"),
+        ("Nimm **`a`** und `b` da.", "There", [4], "There **`a`** `b`"),
+        ("Nimm `a` und `b` da", "Und", [2], "Und `a` `b`"),
+        ("Nimm `a`<kbd>b</kbd> da", "There", [2], "There `a`<kbd>b</kbd>"),
+        ("Nimm **`b` da**.", "Take there.", [0, 2, 3], "Take **there `b`**."),
+        ("Nimm **`b` da**.", "Take there.", [0, 2, 1], "Take **there `b`.**"),
+    ],
+)
+def test_copied_parts_have_space_between_them(source: str, new: str, to: list[int], expected: str) -> None:
+    assert attending(source, new, to) == expected
+
+
+def test_copied_parts_without_words_have_space_between_them() -> None:
+    assert translated("Ein <code>a</code> und <b><code>b</code></b> da", "") == "<code>a</code> <b><code>b</code></b>"
+
+
+def test_space_is_written_before_emphasis() -> None:
+    document = taken_apart("execute **Array<String>**, defaults", "markdown")
+    assert document.text([exact(one) for one in document.segments]) == document.source
+    assert attending("Ein ![x](y) **Hund** da", "A dog", [0, 1]) == "A ![x](y) **dog**"
+
+
 def test_emphasis_without_words_is_left_out() -> None:
     assert translated("<b>Ein</b> Hund da", "") == "<b></b>"
     no_attention = np.array([[1, 0, 0], [0, 0, 1]], np.float32)  # to the second word
