@@ -94,7 +94,10 @@ class Document:
             done, last = segment.end, new.text
             changed = {at: text for at, text in moved.items() if at[0] >= done}
         parts += _copied(self.source, done, len(self.source), self._beside(done, len(self.source), rewritten) | changed)
-        return written([part for part in parts if part[0]])
+        parts = [part for part in parts if part[0]]
+        if any(place.run.escape is None for place in self._places):
+            parts = list(_apart(parts))
+        return written(parts)
 
     def _beside(self, start: int, end: int, waiting: deque[tuple[int, int, int, str]]) -> dict[Span, str]:
         """The new texts of marks in `[start, end)` whose element has a translation, which ends at `start`.
@@ -203,6 +206,16 @@ def _copied(source: str, start: int, end: int, changed: Mapping[Span, str]) -> I
             yield text, -1
             start = last
     yield source[start:end], -1
+
+
+def _apart(parts: Sequence[Part]) -> Iterator[Part]:
+    """The parts of Markdown with a space between two spans of code, which would be one."""
+    before = ""
+    for text, number in parts:
+        if before.endswith("`") and text.startswith("`"):
+            yield " ", -1
+        yield text, number
+        before = text if number < 0 else ""
 
 
 def _between(place: _Place, left: str, right: str) -> str:

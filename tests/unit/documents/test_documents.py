@@ -531,6 +531,15 @@ def test_escapes_leave_elements() -> None:
     assert document.text([exact(one) for one in document.segments]) == document.source
 
 
+def test_spans_of_code_of_two_segments_stay_two() -> None:
+    source = "`a` 日本語 é。`b`"
+    assert (
+        taken_apart(source, "markdown")
+        .text([backwards(taken_apart(source, "markdown").segments[0])])
+        .endswith("`a` `b`")
+    )
+
+
 def test_an_exclamation_mark_makes_no_image_of_a_link() -> None:
     assert written([("Hund!", 0), ("[", -1), ("da!", 0), ("](x)", -1)]) == "Hund\\![da!](x)"
 
