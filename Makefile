@@ -92,7 +92,7 @@ kills: $(VENV)/dev.done
 corpus-kills: $(VENV)/dev.done
 	$(VENV)/bin/tfexport export tfexport/assets/de-en.safetensors -o build/corpus-kills/de-en --precision fp32 --force
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.ray_nodes build/corpus-kills/de-en $(TEXT)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.corpus_kills build/corpus-kills/de-en $(TEXT) --kills 50 --rows 240000 --deadly 2 --nodes
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.corpus_kills build/corpus-kills/de-en $(TEXT) --kills 50 --rows 320000 --deadly 2 --nodes
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.corpus_kills build/corpus-kills/de-en $(TEXT) --kills 20 --rows 100000 --deadly 2
 
 # Hours and cost of a billion lines, and what Ray adds to decode. It needs tfexport[ray] and two cores that nothing else uses.

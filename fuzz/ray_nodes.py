@@ -24,11 +24,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from fuzz.processes import descendants, is_actor, kill
+from tfexport.scale.cluster import WITHOUT_METRICS
 
 PORT = 6399
 STARTED = 120.0
 """Seconds within which a node has to be there."""
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"} | WITHOUT_METRICS
 _DEAD_AFTER = {"RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "3"}
 """A node that was killed is known to be so within seconds."""
 
@@ -91,6 +92,7 @@ class Nodes:
             ["--head", f"--port={PORT}", "--include-dashboard=false"] if number == 0 else [f"--address={self.address}"]
         )
         own += [f"--node-ip-address={self._ips[number]}", "--num-cpus=1", "--object-store-memory=100000000"]
+        own.append("--include-log-monitor=false")
         if number == 0:
             own.append(f"--temp-dir={self._folder}")  # the other nodes take it
         ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *own]
