@@ -111,7 +111,15 @@ OTHERS = {
     "--steps",
     "--url",
     "--alignment",  # of the examples
-    *("--file", "--tag", "--publish", "--volume", "--http-host", "--http-port"),  # of Docker and Ray
+    *(
+        "--file",
+        "--tag",
+        "--publish",
+        "--volume",
+        "--http-host",
+        "--http-port",
+        "--include-log-monitor",
+    ),  # of Docker and Ray
     *("--background", "--minutes", "--from", "--only", "--list", "--architecture", "--out", "--pack"),  # of gpu_day
     *("--quick", "--tune"),  # of benchmarks/serve_load
     *("--precisions", "--text"),  # of benchmarks/corpus_capacity
