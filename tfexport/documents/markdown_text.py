@@ -61,13 +61,14 @@ def _with_backslash(found: re.Match[str]) -> str:
 
 
 def written(parts: Sequence[Part]) -> str:
-    r"""A document from its parts. Text that would be read as markup has escapes.
+    """A document from its parts. Text that would be read as markup has escapes.
 
     Whether a character is markup depends on other characters of its paragraph, and on link definitions anywhere. So the
     document is read with and without escapes. Segments in which the parser sees a difference keep their escapes.
 
-    Without escapes, the text may be read as text although there is a difference: `***a* b*` is a star and two elements,
-    `\\***a* b*` has one element. In that case there are none.
+    Escapes may also change what the marks beside them mean: `***„a“ b*é*` is a star and two elements, and with a backslash
+    before the first star there is one element. If there are more elements without escapes, and all text is read as text,
+    nothing is escaped.
     """
     numbers = {number for _, number in parts if number >= 0}
     if not numbers:

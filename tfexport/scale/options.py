@@ -83,7 +83,7 @@ class ActorOptions(Options):
     """How an actor computes."""
 
     # More than those of `decode`: nobody waits for a row, and lengths within a shard are close. 128 take more cache than
-    # they save in calls: small models decode 3 to 5 percent fewer rows a second.
+    # they save in calls.
     batch_size: int = option(64, minimum=1, maximum=MOST_AT_ONCE, help="Sentences in a batch.", panel=_CLUSTER)
     threads: int = option(
         1, minimum=1, maximum=256, help="CPU threads of each actor; Ray reserves as many CPUs.", panel=_CLUSTER
