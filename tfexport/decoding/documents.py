@@ -18,8 +18,9 @@ from tfexport.decoding.line_reader import Reader, Unreadable, most_bytes
 from tfexport.decoding.stream import GrowingText
 from tfexport.decoding.translate import Result, Writer
 from tfexport.documents.document import Document, Segment, document
+from tfexport.documents.nodes import Span
 from tfexport.documents.options import DocumentOptions
-from tfexport.documents.placing import Aligned, Span
+from tfexport.documents.placing import Aligned
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Capacity
 from tfexport.text.tokenizer_parts import PanicError

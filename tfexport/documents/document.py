@@ -16,8 +16,10 @@ from tfexport.documents.joining import glue
 from tfexport.documents.markdown_runs import markdown_runs
 from tfexport.documents.markdown_text import Part, written
 from tfexport.documents.marks import collapsed, nodes_of
+from tfexport.documents.nodes import Node
 from tfexport.documents.options import Markup, Split
-from tfexport.documents.placing import Aligned, Node, place_all, rendered, units
+from tfexport.documents.placing import Aligned, place_all, units
+from tfexport.documents.rendering import rendered
 from tfexport.documents.runs import Run
 from tfexport.documents.splitting import Span, as_words, has_words, pieces, sentence_spans, spans_between, trimmed
 
@@ -237,8 +239,8 @@ def _with_marks(new: Aligned, nodes: Sequence[Node], segment: Segment, run: Run,
         place_all(nodes, new, found, segment.text)
         parts = rendered(new.text, nodes, found)
     for is_text, group in groupby((one for one in parts if one[1]), key=itemgetter(0)):
+        if not is_text:
+            yield from ((part, -1) for _, part in group)
+            continue
         text = "".join(part for _, part in group)
-        if is_text and run.escape is None:
-            yield text, number
-        else:
-            yield run.escape(text) if is_text and run.escape else text, -1
+        yield (text, number) if run.escape is None else (run.escape(text), -1)

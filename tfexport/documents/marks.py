@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tfexport.documents.placing import Node
+from tfexport.documents.nodes import Node
 from tfexport.documents.runs import Mark, Run
 
 Range = tuple[int, int]

@@ -69,17 +69,25 @@ def _row(shard: Shard, data: bytes = b"", *, error: str = "") -> pa.Table:
     return pa.table({**numbers, "data": pa.array([data], pa.large_binary()), "error": [error]})
 
 
+@dataclass(frozen=True)
+class Driver:
+    """The process that starts the actors of a run."""
+
+    name: str
+    """In the marks of what its actors have under way."""
+    began: Stamp | None
+    """Of the manifest's file when it began."""
+
+    @classmethod
+    def of(cls, output: Output) -> Driver:
+        return cls(secrets.token_hex(4), output.manifest.stamp())
+
+
 class ShardWriter:
-    """Computes and writes shards: what an actor is. The first shard loads the bundle.
+    """Computes and writes shards: what an actor is. The first shard loads the bundle."""
 
-    Args:
-        driver: the name of the run's driver, in the marks of what is under way.
-        begun: of the manifest's file when the driver began; None if it is not compared.
-    """
-
-    def __init__(self, manifest: Manifest, output: Output, task: Task, driver: str = "", begun: Stamp | None = None):
+    def __init__(self, manifest: Manifest, output: Output, task: Task, driver: Driver):
         self._manifest, self._output, self._task, self._driver = manifest, output, task, driver
-        self._begun = begun
 
     @cached_property
     def _function(self) -> RowFunction:
@@ -109,7 +117,7 @@ class ShardWriter:
             TfexportError: another run has begun in the folder.
         """
         part, counts = self._output.part(shard), self._output.counts(shard)
-        tries = Tries(self._output.tries / part.name, self._driver)
+        tries = Tries(self._output.tries / part.name, self._driver.name)
         if part.stamp() is None:
             source = self._manifest.inputs[shard.file]
             table = pa.ipc.open_stream(data).read_all()
@@ -119,7 +127,7 @@ class ShardWriter:
             statuses = dict(Counter(row.status for row in rows))
             content = written(shard, table, rows, function, source=source.format, output=self._output.format)
             # An actor outlives a killed driver for some seconds. A run without parts may have been replaced meanwhile.
-            if self._begun not in (None, self._output.manifest.stamp()):
+            if self._driver.began != self._output.manifest.stamp():
                 raise TfexportError(f"another run has begun in {self._output.folder.uri}. Give another folder.")
             counts.write(json.dumps(statuses).encode())  # first: a part that is there has them
             part.write(content)
@@ -204,7 +212,7 @@ def _dataset(manifest: Manifest, output: Output, task: Task, cluster: ClusterOpt
     shards = files.map_batches(read_files, fn_kwargs=reading, batch_size=1, num_cpus=0, compute=readers)
     return shards.map_batches(
         ShardWriter,
-        fn_constructor_args=(manifest, output, task, secrets.token_hex(4), output.manifest.stamp()),
+        fn_constructor_args=(manifest, output, task, Driver.of(output)),
         batch_size=1,
         batch_format="pyarrow",
         num_cpus=threads,

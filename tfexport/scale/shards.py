@@ -23,7 +23,7 @@ from tfexport.scale.storage import COMPRESSED, Place, Stamp
 
 MOST_BYTES = 32 << 20
 """Bytes of rows after which a shard ends."""
-STEP = 64
+MOST_ROWS = 64
 """Rows of Parquet that are read at once, at most."""
 LONGEST_ROW = 1 << 30
 """Bytes of a line after which the file is taken for one without lines."""
@@ -250,7 +250,7 @@ def _slices(file: Any, group: int, rows: int) -> Iterator[pa.Table]:
             rest -= len(found[-1])
             size += sum(map(_bytes_of, found[-1].columns))
         n_bytes += size
-        step = max(1, min(STEP, 2 * wanted, MOST_BYTES * wanted // max(1, size)))
+        step = max(1, min(MOST_ROWS, 2 * wanted, MOST_BYTES * wanted // max(1, size)))
         if n_rows == rows or n_bytes >= MOST_BYTES:
             yield pa.Table.from_batches(found)
             found, n_rows, n_bytes = [], 0, 0

@@ -33,7 +33,7 @@ class Tries:
         driver: the name of the driver.
     """
 
-    def __init__(self, folder: Place, driver: str = ""):
+    def __init__(self, folder: Place, driver: str):
         self._folder, self._driver = folder, driver
         names = [name for name in folder.names() if name.split("-")[-2:-1] == [driver]]
         self.whole = sum(name.startswith("shard-") for name in names)

@@ -21,7 +21,7 @@ from tests.support.tiny import SRC_VOCAB  # noqa: E402
 from tfexport.scale import Translator  # noqa: E402
 from tfexport.scale.manifest import Manifest, Output, Task  # noqa: E402
 from tfexport.scale.options import CorpusOptions, TextColumn  # noqa: E402
-from tfexport.scale.run import ShardWriter, inputs_of, read_files  # noqa: E402
+from tfexport.scale.run import Driver, ShardWriter, inputs_of, read_files  # noqa: E402
 from tfexport.scale.storage import Place, inputs  # noqa: E402
 
 LINES = [" ".join(f"de{4 + (n * 7 + place * 3) % (SRC_VOCAB - 4)}" for place in range(1 + n % 9)) for n in range(40)]
@@ -43,7 +43,7 @@ class Corpus:
         corpus = CorpusOptions(rows_per_shard=rows_per_shard)
         self.manifest = Manifest.of(task, corpus, found, self.output.format)
         self.manifest.begin(self.output, resume=False)
-        self.writer = ShardWriter(self.manifest, self.output, task)
+        self.writer = ShardWriter(self.manifest, self.output, task, Driver.of(self.output))
 
     def shards(self) -> Iterator[Any]:
         for table in read_files({"file": range(len(self.manifest.inputs))}, self.manifest, self.output.done()):

@@ -208,7 +208,7 @@ class Corpus:
     def computed(self) -> Iterator[Any]:
         """What comes out of Ray."""
         self.at_start = [path.name for path in self.folder.rglob("*")]
-        writer = runs.ShardWriter(self.manifest, self.output, self.task)
+        writer = runs.ShardWriter(self.manifest, self.output, self.task, runs.Driver.of(self.output))
         for table in runs.read_files({"file": [0]}, self.manifest, self.output.done()):
             if table["first"][0].as_py() not in self.lost:
                 yield from writer(table).to_pylist()
@@ -310,7 +310,7 @@ def test_a_shard_that_is_written_has_no_tries_any_more(corpus: Corpus) -> None:
     left.parent.mkdir()
     left.touch()  # the worker ended when the part was written
     data = next(iter(runs.read_files({"file": [0]}, corpus.manifest, {SHARDS[0]})))["data"][0].as_py()
-    runs.ShardWriter(corpus.manifest, corpus.output, corpus.task).write(SHARDS[1], data)
+    runs.ShardWriter(corpus.manifest, corpus.output, corpus.task, runs.Driver.of(corpus.output)).write(SHARDS[1], data)
     assert list(tries.iterdir()) == []
 
 
@@ -318,7 +318,7 @@ def test_a_part_that_is_there_is_left_alone(corpus: Corpus) -> None:
     shards = list(runs.read_files({"file": [0]}, corpus.manifest, set()))
     corpus.output.counts(SHARDS[0]).write(b'{"ok": 2}')
     corpus.output.part(SHARDS[0]).write(b"by another actor\n")
-    writer = runs.ShardWriter(corpus.manifest, corpus.output, corpus.task)
+    writer = runs.ShardWriter(corpus.manifest, corpus.output, corpus.task, runs.Driver.of(corpus.output))
     assert writer(shards[0])["statuses"].to_pylist() == ['{"ok": 2}']
     assert corpus.output.part(SHARDS[0]).read() == b"by another actor\n"
 
@@ -331,8 +331,7 @@ def test_actors_fill_gpus(gpus: float) -> None:
 
 
 def test_an_actor_of_a_run_that_was_replaced_writes_nothing(corpus: Corpus) -> None:
-    begun = corpus.output.manifest.stamp()
-    writer = runs.ShardWriter(corpus.manifest, corpus.output, corpus.task, "", begun)
+    writer = runs.ShardWriter(corpus.manifest, corpus.output, corpus.task, runs.Driver.of(corpus.output))
     shards = runs.read_files({"file": [0]}, corpus.manifest, set())
     assert writer(next(shards))["error"].to_pylist() == [""]
     corpus.output.part(SHARDS[0]).remove()

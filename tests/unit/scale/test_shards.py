@@ -161,7 +161,7 @@ def test_large_rows_end_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_the_bytes_of_rows_in_memory_end_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file has one copy of the long text."""
     monkeypatch.setattr(shards, "MOST_BYTES", 50_000)
-    monkeypatch.setattr(shards, "STEP", 10)
+    monkeypatch.setattr(shards, "MOST_ROWS", 10)
     table = pa.table({"text": [*["x" * 1000] * 175, *["y"] * 325], "n": range(500)})
     parquet.write_table(table, tmp_path / "a.parquet")
     found = [rows for shard, rows in read_shards(source(tmp_path / "a.parquet"), 0, 128) if shard.rows]
