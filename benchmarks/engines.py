@@ -20,7 +20,7 @@ from tfexport.contract import FLOATS, short_name
 from tfexport.exporter.engine_plan import LengthPlan
 from tfexport.exporter.engines import build_engines
 from tfexport.exporter.pipeline import export
-from tfexport.models.checkpoints.load import load_checkpoint
+from tfexport.models.checkpoints.load import Checkpoint, load_checkpoint
 
 GPUS = ["sm89", "sm120", "portable"]
 PLAN = LengthPlan(max_batch=32, max_beam=4, max_source=128, cache=(32, 64))
@@ -33,14 +33,12 @@ def main() -> None:
     arguments.add_argument("--out", type=Path, help="write the list here too, as JSON")
     out: Path | None = arguments.parse_args().out
     rows: list[dict[str, object]] = []
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        for name, checkpoint in (
-            ("embedded", load_checkpoint(embedded_checkpoint(), {})),
-            ("base", random_checkpoint(BASE_MODEL, folder / "base.safetensors")),
-        ):
+    for name in ("embedded", "base"):
+        # A folder each, since the engines of a model take gigabytes.
+        with tempfile.TemporaryDirectory() as temporary:
+            checkpoint = _checkpoint(name, Path(temporary))
             print(f"{name}: exporting in {', '.join(FLOATS)}", flush=True)
-            directory = export(checkpoint, folder / name, precisions=list(FLOATS.values())).directory
+            directory = export(checkpoint, Path(temporary, name), precisions=list(FLOATS.values())).directory
 
             def built(engine: Engine, size: int, model: str = name) -> None:
                 rows.append(
@@ -64,6 +62,12 @@ def main() -> None:
             )
     if out is not None:
         out.write_text(json.dumps({"version": new[0].version, "engines": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+def _checkpoint(name: str, folder: Path) -> Checkpoint:
+    if name == "base":
+        return random_checkpoint(BASE_MODEL, folder / "base.safetensors")
+    return load_checkpoint(embedded_checkpoint(), {})
 
 
 if __name__ == "__main__":
