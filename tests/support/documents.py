@@ -69,6 +69,9 @@ HTML = (
     "&lt;",
     "<![CDATA[ x ]]>",
     " https://a.b/c ",
+    "<a> <img src=a> </a>",
+    " <span> </span>",
+    "x@y.de",
 )
 MARKDOWN = (
     *(
@@ -88,6 +91,9 @@ MARKDOWN = (
         "2\\*3 ",
         "\\[Hund] ",
         "<sup>1</sup> ",
+        "[ ![x](y) ](http://x.y 'T. U') ",
+        "**![x](y) ![x](y)** ",
+        "<!-- c. C --> ",
     ),
     *(
         "\n\n```\nx. y\n```\n\n",

@@ -17,7 +17,7 @@ from tfexport.decoding.hypothesis import Hypothesis, Source
 from tfexport.decoding.line_reader import Reader, Unreadable, most_bytes
 from tfexport.decoding.stream import GrowingText
 from tfexport.decoding.translate import Result, Writer
-from tfexport.documents.document import Document, Segment, document
+from tfexport.documents.document import Document, Segment, document, runs_of
 from tfexport.documents.nodes import Span
 from tfexport.documents.options import DocumentOptions
 from tfexport.documents.placing import Aligned
@@ -50,7 +50,17 @@ class DocumentMaker:
     def of(
         cls, reader: Reader, capacity: Capacity, options: DocumentOptions, *, is_aligned: bool = True
     ) -> DocumentMaker:
-        """A maker for a reader. Without a language in the options, it has the language of the reader's tokenizer."""
+        """A maker for a reader. Without a language in the options, it has the language of the reader's tokenizer.
+
+        Raises:
+            TfexportError: the marks of copied text are markup.
+        """
+        if keep := reader.terms.keep if reader.terms else None:
+            marked = f"a {keep[0]}b{keep[1]} c"
+            if [run.text for run in runs_of(marked, options.markup, keep)] != [marked]:
+                raise TfexportError(
+                    f"the marks {keep[0]!r} and {keep[1]!r} are markup in {options.markup}. Give two others, such as '⟦ ⟧'."
+                )
         known = reader.tokenizer.spacy_language if reader.tokenizer else None
         return cls(reader, capacity, options, options.language or known, is_aligned)
 

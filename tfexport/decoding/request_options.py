@@ -45,7 +45,7 @@ def _marks(called: str, text: str) -> tuple[str, str]:
     """Raises: TfexportError if the text is not two marks."""
     marks = tuple(text.split())
     if len(marks) != 2:
-        raise TfexportError(f"{called} is {text!r}. Give two marks, separated by a space, as in '<keep> </keep>'.")
+        raise TfexportError(f"{called} is {text!r}. Give two marks, separated by a space, as in '⟦ ⟧'.")
     return marks[0], marks[1]
 
 

@@ -5,6 +5,7 @@ Segments are in the order of the text and do not overlap. Text outside segments 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from tfexport.documents.options import Markup, Split
 from tfexport.documents.placing import Aligned, place_all, units
 from tfexport.documents.rendering import rendered
 from tfexport.documents.runs import Run
-from tfexport.documents.splitting import Span, as_words, has_words, pieces, sentence_spans, spans_between, trimmed
+from tfexport.documents.splitting import Keep, Span, as_words, has_words, pieces, sentence_spans, spans_between, trimmed
 
 
 @dataclass(frozen=True)
@@ -55,22 +56,25 @@ class Document:
         source: the text.
         places: places of its segments, in order.
         is_piece: whether each segment is a piece of a sentence.
+        removed: parts outside of segments that are not copied, in order.
     """
 
-    def __init__(self, source: str, places: Sequence[_Place], is_piece: Sequence[bool]):
+    def __init__(self, source: str, places: Sequence[_Place], is_piece: Sequence[bool], removed: Sequence[Span] = ()):
         self.source = source
         self._places = places
         self.segments = [
             Segment(place.run.begin(place.start), place.run.end(place.end), _model_text(place), cut)
             for place, cut in zip(places, is_piece, strict=True)
         ]
-        self._rewritten = [
+        rewritten = [
             (run.marks[mark.partner].source[0] if mark.partner >= 0 else 0, *mark.source, mark.written)
             for run in {id(place.run): place.run for place in places}.values()
             for mark in run.marks
             if mark.written is not None
         ]
-        """Closing marks with another text beside a translation: the start of their element, `[start, end)`, and the text."""
+        self._rewritten = sorted([*rewritten, *((-1, *part, "") for part in removed)], key=itemgetter(1))
+        """Closing marks with another text beside a translation: the start of their element, `[start, end)`, and the text.
+        Also parts that are removed, with or without a translation beside them."""
 
     def text(self, translations: Sequence[Aligned | None]) -> str:
         """The text with its segments replaced by `translations`. Segments without a translation stay.
@@ -89,9 +93,11 @@ class Document:
             nodes, consumed = nodes_of(self.source, place.run, place.start, place.end)
             moved = dict.fromkeys((mark.source for mark in consumed), "")
             beside = self._beside(done, segment.start, rewritten)
-            parts += _copied(self.source, done, segment.start, beside | changed | moved)
+            gap = place.run.opened_at(place.start, done, segment.start) if place.touches and last else segment.start
+            parts += _copied(self.source, done, gap, beside | changed | moved)
             if place.touches and last:
                 parts.append((_between(place, last, new.text), -1))
+            parts += _copied(self.source, gap, segment.start, beside | changed | moved)
             parts += _with_marks(new, nodes, segment, place.run, number)
             done, last = segment.end, new.text
             changed = {at: text for at, text in moved.items() if at[0] >= done}
@@ -123,7 +129,7 @@ def document(
     fits: Callable[[str], bool],
     markup: Markup | None = None,
     is_aligned: bool = True,
-    keep: tuple[str, str] | None = None,
+    keep: Keep = None,
 ) -> Document:
     """Split a text into segments.
 
@@ -140,7 +146,8 @@ def document(
     """
     places: list[_Place] = []
     is_piece: list[bool] = []
-    for run in _runs(source, markup):
+    removed: list[Span] = []
+    for run in runs_of(source, markup, keep):
         kept = spans_between(run.text, keep) if keep else []
         shape = as_words(run.shape, kept)
         whole = sorted([*run.atoms, *kept])
@@ -152,18 +159,20 @@ def document(
 
             found = pieces(shape, start, end, reads, whole)
             for first, to in found:
-                if run.marks and not has_words(_without_atoms(run, first, to)):
+                if (run.marks or kept) and not has_words(_without(run.text, whole, first, to)):
+                    removed += _marks_of(run, kept, first, to, keep)
                     continue
                 places.append(_Place(run, first, to, first == last))
                 is_piece.append(len(found) > 1)
                 last = to
-    return Document(source, places, is_piece)
+    return Document(source, places, is_piece, removed)
 
 
-def _runs(source: str, markup: Markup | None) -> list[Run]:
+def runs_of(source: str, markup: Markup | None, keep: Keep) -> list[Run]:
+    """The runs of a text; see `document`."""
     if markup is None:
         return [Run(source)]
-    return html_runs(source) if markup == "html" else markdown_runs(source)
+    return html_runs(source, keep=keep) if markup == "html" else markdown_runs(source, keep)
 
 
 def _spans(run: Run, shape: str, parts: Split, language: str | None, is_aligned: bool) -> list[Span]:
@@ -185,14 +194,24 @@ def _between_marks(run: Run, span: Span) -> list[Span]:
     return [trimmed(run.text, *part) for part in [*found, (start, max(start, span[1]))] if part[0] < part[1]]
 
 
-def _without_atoms(run: Run, start: int, end: int) -> str:
+def _without(text: str, copied: Sequence[Span], start: int, end: int) -> str:
+    """`[start, end)` of a text, without its parts that are copied."""
     parts, done = [], start
-    for place in run.within(start, end):
-        mark = run.marks[place]
-        if mark.kind == "atom":
-            parts.append(run.text[done : mark.start])
-            done = max(done, mark.end)
-    return "".join([*parts, run.text[done:end]])
+    for first, last in copied[max(0, bisect_left(copied, start, key=itemgetter(0)) - 1) :]:
+        if first >= end:
+            break
+        parts.append(text[done:first])
+        done = max(done, last)
+    return "".join([*parts, text[done:end]])
+
+
+def _marks_of(run: Run, kept: Sequence[Span], start: int, end: int, keep: Keep) -> Iterator[Span]:
+    """The marks in the document of the parts of `[start, end)` of a run that are copied."""
+    opens, closes = map(len, keep or ("", ""))
+    for first, last in kept:
+        if start <= first and last <= end:
+            yield run.begin(first), run.end(first + opens)
+            yield run.begin(last - closes), run.end(last)
 
 
 def _model_text(place: _Place) -> str:

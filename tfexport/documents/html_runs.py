@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from itertools import accumulate
 
 from tfexport.documents.runs import Run, RunBuilder
+from tfexport.documents.splitting import Keep, Span
 from tfexport.errors import TfexportError
 
 UNTRANSLATED = frozenset({"code", "kbd", "math", "samp", "script", "style", "svg", "template", "var"})
@@ -55,14 +56,30 @@ COMMENT = "img"
 
 _REFERENCE = re.compile(r"&(?:#[0-9]{1,8}|#[xX][0-9a-fA-F]{1,8}|[A-Za-z][A-Za-z0-9]{0,40});?")
 
-ADDRESS = re.compile(
+_ADDRESS = re.compile(
     r"(?:https?://|\bwww\.)(?:[^\s<>&]|&(?!#|(?:quot|apos|lt|gt|nbsp);))*(?<![.,;:!?'\")\]&])(?<!://)(?<!www\.)"
+    r"|(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+",
+    re.IGNORECASE,
 )
-"""A web address in text. It ends before punctuation, and before references to characters that addresses do not have."""
+"""A web or e-mail address in text. It ends before punctuation, and before references to characters that addresses do not
+have."""
 
 
-def html_runs(source: str, start: int = 0, end: int | None = None) -> list[Run]:
+def addresses(text: str, start: int, end: int, keep: Keep) -> Iterator[Span]:
+    """The addresses in `[start, end)` of a text. None contains a mark of `keep`."""
+    for found in _ADDRESS.finditer(text, start, end):
+        ends = [place for mark in keep or () if (place := text.find(mark, *found.span())) >= 0]
+        if not ends:
+            yield found.span()
+        elif shorter := _ADDRESS.match(text, found.start(), min(ends)):
+            yield shorter.span()
+
+
+def html_runs(source: str, start: int = 0, end: int | None = None, keep: Keep = None) -> list[Run]:
     """The runs of `[start, end)` of a document.
+
+    Args:
+        keep: the marks before and after text that is copied.
 
     Raises:
         TfexportError: the parser cannot read the document.
@@ -73,21 +90,12 @@ def html_runs(source: str, start: int = 0, end: int | None = None) -> list[Run]:
         reader.read(part)
     except AssertionError as error:
         raise TfexportError(f"the HTML cannot be read: {error}. Correct it, or give it as text.") from error
-    return _Runs(source).of(reader.spans())
+    return _Runs(source, keep).of(reader.spans())
 
 
 def escaped(text: str) -> str:
     """Text with the escapes of HTML."""
     return html.escape(text, quote=False).replace("\xa0", "&nbsp;")
-
-
-def add_html_text(run: RunBuilder, source: str, start: int, end: int) -> None:
-    """Add text of a document to a run. References become the characters that they stand for. Addresses stay."""
-    for address in ADDRESS.finditer(source, start, end):
-        _add_text(run, source, start, address.start())
-        run.atom(html.unescape(address.group()), *address.span())
-        start = address.end()
-    _add_text(run, source, start, end)
 
 
 def _add_text(run: RunBuilder, source: str, start: int, end: int) -> None:
@@ -175,11 +183,11 @@ class _Reader(HTMLParser):
 class _Runs:
     """Builds runs from pieces."""
 
-    def __init__(self, source: str):
-        self._source = source
+    def __init__(self, source: str, keep: Keep):
+        self._source, self._keep_between = source, keep
         self._found: list[Run] = []
         self._preformatted = 0
-        self._run = RunBuilder()
+        self._run = RunBuilder(keep)
 
     def of(self, pieces: Iterator[Piece]) -> list[Run]:
         """The runs of pieces, in order."""
@@ -193,7 +201,7 @@ class _Runs:
                     end = waiting.popleft()[3]
                 self._run.point(start, end)
             elif kind == "text":
-                add_html_text(self._run, self._source, start, end)
+                self._text(start, end)
             elif name not in INLINE:
                 if name in PREFORMATTED:
                     self._preformatted = max(0, self._preformatted + (1 if kind == "open" else -1))
@@ -205,6 +213,14 @@ class _Runs:
                 add(name, start, end)
         self._end()
         return self._found
+
+    def _text(self, start: int, end: int) -> None:
+        """Add text. References become the characters that they stand for. Addresses stay."""
+        for first, last in addresses(self._source, start, end, self._keep_between):
+            _add_text(self._run, self._source, start, first)
+            self._run.atom(html.unescape(self._source[first:last]), first, last)
+            start = last
+        _add_text(self._run, self._source, start, end)
 
     def _raised(self, waiting: deque[Piece]) -> int:
         """The number of pieces up to the end of an element of `RAISED`; 0 if it has letters or is a part of a word."""
@@ -240,4 +256,4 @@ class _Runs:
     def _end(self) -> None:
         if self._run.has_text:
             self._found.append(self._run.run(escaped))
-        self._run = RunBuilder(breaks=bool(self._preformatted))
+        self._run = RunBuilder(self._keep_between, breaks=bool(self._preformatted))

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from tfexport.documents.html_runs import ADDRESS, COMMENT, INLINE, RAISED, UNTRANSLATED, VOID, html_runs
+from tfexport.documents.html_runs import COMMENT, INLINE, RAISED, UNTRANSLATED, VOID, addresses, html_runs
 from tfexport.documents.markdown_text import events, front_matter
 from tfexport.documents.runs import Run, RunBuilder
+from tfexport.documents.splitting import Keep
 
 _ELEMENTS = frozenset({"Emphasis", "Strong", "Strikethrough", "Link"})
 """Elements with text within a sentence, and marks around the text."""
@@ -26,14 +27,17 @@ Event = tuple[str, str, Any, int, int]
 _TAG = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9-]*)")
 
 
-def markdown_runs(source: str) -> list[Run]:
+def markdown_runs(source: str, keep: Keep = None) -> list[Run]:
     """The runs of a document. YAML at its start is not part of a run.
+
+    Args:
+        keep: the marks before and after text that is copied.
 
     Raises:
         RuntimeUnavailable: pyromark is not installed.
     """
     start = front_matter(source)
-    return _Runs(source, start).of(events(source[start:]))
+    return _Runs(source, start, keep).of(events(source[start:]))
 
 
 class _Runs:
@@ -43,10 +47,10 @@ class _Runs:
         offset: number of characters of the document before those of the events.
     """
 
-    def __init__(self, source: str, offset: int):
-        self._source, self._offset = source, offset
+    def __init__(self, source: str, offset: int, keep: Keep):
+        self._source, self._offset, self._keep = source, offset, keep
         self._found: list[Run] = []
-        self._run = RunBuilder()
+        self._run = RunBuilder(keep)
         self._done = offset
         """End of the part of the document that was read."""
         self._label: str | None = None
@@ -125,10 +129,10 @@ class _Runs:
             self._run.text(text[:1], begin, start + 1)
             text, start = text[1:], start + 1
         done = 0
-        for address in ADDRESS.finditer(text):
-            self._run.text(text[done : address.start()], start + done, start + address.start())
-            self._run.atom(address.group(), start + address.start(), start + address.end())
-            done = address.end()
+        for first, last in addresses(text, 0, len(text), self._keep):
+            self._run.text(text[done:first], start + done, start + first)
+            self._run.atom(text[first:last], start + first, start + last)
+            done = last
         self._run.text(text[done:], start + done, end)
 
     def _tag(self, start: int, end: int, waiting: deque[Event]) -> int:
@@ -176,12 +180,12 @@ class _Runs:
         if all(end == start for (_, end), (start, _) in pairwise(lines)):
             lines = [(lines[0][0], lines[-1][1])]
         for start, end in lines:
-            self._found += html_runs(self._source, start, end)
+            self._found += html_runs(self._source, start, end, self._keep)
 
     def _end(self) -> None:
         if self._run.has_text:
             self._found.append(self._run.run(None))
-        self._run = RunBuilder()
+        self._run = RunBuilder(self._keep)
 
 
 def _named(event: Any) -> tuple[str, str, Any]:

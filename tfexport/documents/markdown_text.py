@@ -12,7 +12,7 @@ from tfexport.system.imports import import_failure
 
 _TO_ESCAPE = re.compile(
     r"[\\`\[\]|]|(?<!\s)[*~]|[*~](?!\s)|(?<![^\W_])_(?!(?<=\s_)\s)|(?<=[^\W_])_(?![^\W_])|<(?=[A-Za-z/!?]|$)|&(?=#?\w|$)"
-    r"|^\s*\d*(?P<first>[-+*=>#.)])"
+    r"|^\s*\d*(?P<first>[-+*=>#.)])|(?<=\s)#(?=#*\s*$)"
 )
 """Characters that may be markup, whatever is around the text. A star, a tilde or an underscore between spaces is none, nor
 is an underscore within a word."""
@@ -100,6 +100,8 @@ def _joined(parts: Sequence[Part], to_escape: Collection[int]) -> tuple[str, lis
             text = escaped(text) if number in to_escape else text
             if text.endswith("!") and following.startswith("["):  # it would make an image of a link
                 text = f"{text[:-1]}\\!"
+            if text.startswith(":") and texts and texts[-1].endswith("]"):  # it would make a definition of a footnote
+                text = f"\\{text}"
         texts.append(text)
         places.append((length, length + len(text)))
         length += len(text)

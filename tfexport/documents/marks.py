@@ -34,7 +34,7 @@ def nodes_of(source: str, run: Run, start: int, end: int) -> tuple[list[Node], l
     if not touching:
         return [], []
     text, at = collapsed(run.text[start:end])
-    elements = [found for index in touching if (found := _element(run, index, start, end))]
+    elements = [found for index in touching if (found := _element(run, index, start, end, at))]
     known = {index for element in elements for index in element}
     closing = {first: last for first, last in elements if first >= 0 and last < len(run.marks)}
     furthest = -1  # the last mark of the elements before
@@ -42,7 +42,7 @@ def nodes_of(source: str, run: Run, start: int, end: int) -> tuple[list[Node], l
     for index in touching:
         mark = run.marks[index]
         is_within = start <= mark.start <= mark.end <= end if mark.kind == "atom" else start < mark.start < end
-        is_alone = mark.kind in ("atom", "point") or run.marks[mark.partner].start == mark.start
+        is_alone = mark.partner < 0 or _is_empty(mark, run.marks[mark.partner], start, at)
         is_enclosed = mark.kind != "atom" and furthest > index
         furthest = max(furthest, closing.get(index, -1))
         if index not in known and is_alone and (is_within or is_enclosed):
@@ -52,7 +52,17 @@ def nodes_of(source: str, run: Run, start: int, end: int) -> tuple[list[Node], l
     return _tree([(pair, _node(source, run, pair, start, len(text), at)) for pair in sorted(chosen, key=_order)]), marks
 
 
-def _element(run: Run, index: int, start: int, end: int) -> Range | None:
+def _is_empty(mark: Mark, other: Mark, start: int, at: list[int]) -> bool:
+    """Whether two marks of an element have nothing between them but white space that counts as none.
+
+    Args:
+        at: `collapsed` places of the sentence, which begins at `start`.
+    """
+    places = [one.start - start for one in (mark, other)]
+    return all(0 <= place < len(at) for place in places) and at[places[0]] == at[places[1]]
+
+
+def _element(run: Run, index: int, start: int, end: int, at: list[int]) -> Range | None:
     """The element whose first mark in the sentence is at `index`, if it contains a part of the sentence."""
     mark = run.marks[index]
     if mark.partner < 0:
@@ -64,6 +74,8 @@ def _element(run: Run, index: int, start: int, end: int) -> Range | None:
         return None
     if other.start > end:
         return (index, len(run.marks)) if mark.start > start else None
+    if _is_empty(mark, other, start, at):
+        return None  # its marks move like those without an element
     return None if (mark.start, other.start) == (start, end) else (index, mark.partner)
 
 
@@ -80,7 +92,8 @@ def _node(source: str, run: Run, pair: Range, start: int, length: int, at: list[
             node = Node("", source=(at[first.start - start], at[first.end - start]), copied=raw, literal=literal)
         else:
             place = at[first.start - start]
-            node = Node(raw, source=(place, place))
+            is_inner = run.escape is None and raw.startswith(("<!", "<?"))
+            node = Node(raw, source=(place, place), is_inner=is_inner)
         # In the document too: in `a [![b](c)](d) e`, the image has no space beside it.
         node.space_before = _is_space(run.text, first.start - 1) and _is_space(source, first.source[0] - 1)
         node.space_after = _is_space(run.text, first.end) and _is_space(source, first.source[1])

@@ -30,13 +30,19 @@ class Node:
     """Whether it was open before the sentence."""
     ends: bool = False
     """Whether it stays open after the sentence."""
+    is_inner: bool = False
+    """Whether it cannot begin the translation. A comment at the start of a line of Markdown would begin a block of HTML."""
     children: list[Node] = field(default_factory=list)
 
     @property
     def is_bare(self) -> bool:
         """Whether it is only emphasis of Markdown. Without words, its marks would be read as text, or as a code fence."""
-        marks = (self.before, self.after)
-        return all(mark and not mark.strip("*_~") for mark in marks) and all(one.is_bare for one in self.children)
+        return self.is_emphasis and all(one.is_bare for one in self.children)
+
+    @property
+    def is_emphasis(self) -> bool:
+        """Whether it is emphasis or strikethrough of Markdown, with both marks in the sentence."""
+        return all(mark and not mark.strip("*_~") for mark in (self.before, self.after))
 
 
 def is_letter(letter: str) -> bool:

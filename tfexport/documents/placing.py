@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 import unicodedata
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -131,22 +132,21 @@ def place_all(nodes: Sequence[Node], aligned: Aligned, found: Sequence[Span], so
     best = np.zeros(len(found), np.int64)
     if words and found:
         best = np.array([weights[:, start:end].sum(axis=1) for start, end in words]).argmax(axis=0)
-    starts, ends = ({span[side]: place for place, span in enumerate(found)} for side in (0, 1))
     texts = [aligned.text[start:end] for start, end in found]
     kept = [any(first < end and last > start for first, last in aligned.kept) for start, end in found]
     to = [words[index] if words else (0, 0) for index in best]
-    placer = _Placer(aligned.text, texts, starts, ends, weights, to, np.array(kept, bool))
+    placer = _Placer(aligned.text, source, found, texts, weights, to, np.array(kept, bool))
     placer.place(nodes, (0, len(found)))
 
 
 @dataclass(frozen=True)
 class _Placer:
     text: str
+    source: str
+    """The source sentence."""
+    spans: Sequence[Span]
+    """The characters of the units in the text."""
     units: Sequence[str]
-    starts: Mapping[int, int]
-    """The unit that begins at a character."""
-    ends: Mapping[int, int]
-    """The unit that ends before a character."""
     weights: Floats
     """The attention of each unit, [units, characters of the source]."""
     aligned: Sequence[Span]
@@ -154,17 +154,28 @@ class _Placer:
     kept: NDArray[np.bool_]
     """Whether no copied part replaces each unit."""
 
+    @cached_property
+    def _starts(self) -> dict[int, int]:
+        """The unit that begins at each character."""
+        return {start: place for place, (start, _) in enumerate(self.spans)}
+
+    @cached_property
+    def _ends(self) -> dict[int, int]:
+        """The unit that ends before each character."""
+        return {end: place for place, (_, end) in enumerate(self.spans)}
+
     def place(self, nodes: Sequence[Node], within: Span) -> None:
         """Place nodes, and all nodes in them, among the units `within`."""
         free = np.zeros(len(self.weights), bool)
         free[within[0] : within[1]] = True
-        elements = [node for node in nodes if node.source[0] != node.source[1]]
+        elements = [node for node in nodes if self._has_text(node)]
         # Nodes with the most text choose first. Nodes without text are placed next to them.
         for node in sorted(nodes, key=lambda node: (node.copied is None, node.source[0] - node.source[1])):
-            if node.source[0] == node.source[1]:
-                node.at = _point(node, within, elements, self.weights)
+            if not self._has_text(node):
+                node.at = self._point(node, within, elements)
+                self.place(node.children, node.at)
                 continue
-            literal = _literal(node)
+            literal = None if node.begins or node.ends else _literal(node)
             if literal:
                 node.at = self._copy_of(literal, node.source, free) or self._copied_part(node, literal, within, free)
             else:
@@ -172,13 +183,17 @@ class _Placer:
             free[node.at[0] : node.at[1]] = False
             self.place(node.children, node.at)
 
+    def _has_text(self, node: Node) -> bool:
+        """Whether it has more than white space, or is open beyond the sentence."""
+        return node.begins or node.ends or bool(self.source[slice(*node.source)].strip())
+
     def _copy_of(self, literal: str, source: Span, free: NDArray[np.bool_]) -> Span | None:
         """The units that already contain the copied text. Of several, those with the most attention to it."""
         best, found = -1.0, None
         start = self.text.find(literal)
         while start >= 0:
             end = start + len(literal)
-            first, last = self.starts.get(start, -1), self.ends.get(end, -1)
+            first, last = self._starts.get(start, -1), self._ends.get(end, -1)
             if 0 <= first <= last and free[first : last + 1].all():
                 share = float(self.weights[first : last + 1, slice(*source)].sum())
                 if share > best:
@@ -203,6 +218,39 @@ class _Placer:
     def _has_letters(self, first: int, last: int) -> bool:
         return any(map(is_letter, "".join(self.units[first:last])))
 
+    def _point(self, node: Node, within: Span, elements: Sequence[Node]) -> Span:
+        """The place of a mark: units before it attend to the source before the mark, units after it to the source after it.
+
+        Args:
+            elements: the nodes beside it that have text. They are placed already.
+        """
+        low, high = within
+        before = self.weights[low:high, : node.source[0]].sum(axis=1)
+        after = self.weights[low:high, node.source[0] :].sum(axis=1)
+        sums = np.concatenate([[0.0], np.cumsum(before - after)])
+        place = low + int(sums.argmax())
+        while low < place < high and self.kept[place - 1] and self.kept[place]:  # within a required phrase
+            place += 1
+        for other in elements:
+            first, last = other.at
+            # Nothing can be before an element that was open before the sentence, or after one that stays open.
+            if (first < place or other.begins) and (place < last or other.ends):
+                place = first if node.source[0] <= other.source[0] else last
+        if node.is_inner and place == 0:
+            place = min(high, max([1, *(other.at[1] for other in elements if other.at[0] == 0)]))
+        return place, place
+
+    def _within_letters(self, first: int, last: int) -> Span:
+        """Units whose marks are read as emphasis: no punctuation at an edge touches a letter outside (CommonMark, 6.2)."""
+        while first < last and not is_letter(self.units[first][0]) and self._is_letter(self.spans[first][0] - 1):
+            first += 1
+        while first < last and not is_letter(self.units[last - 1][-1]) and self._is_letter(self.spans[last - 1][1]):
+            last -= 1
+        return first, last
+
+    def _is_letter(self, place: int) -> bool:
+        return 0 <= place < len(self.text) and is_letter(self.text[place])
+
     def _share(self, node: Node) -> Floats:
         return self.weights[:, slice(*node.source)].sum(axis=1)
 
@@ -212,7 +260,14 @@ class _Placer:
         # The word that a unit is aligned to decides. Of several such parts, the one with more attention wins.
         hits = np.array([start <= first and last <= end for first, last in self.aligned], bool)
         gains = np.where(hits, 1.0, -1.0) + 0.01 * share
-        return _best_part(node, within, gains, share, free)
+        if not any(map(is_letter, self.source[start:end])):
+            return _best_part(node, within, gains, share, free)
+        share = np.where([any(map(is_letter, unit)) for unit in self.units], share, 0.0)
+        first, last = _best_part(node, within, gains, share, free)
+        if node.is_emphasis:
+            first, last = self._within_letters(first, last)
+        # Punctuation alone is no emphasis of words.
+        return (first, first) if node.is_bare and not self._has_letters(first, last) else (first, last)
 
 
 def _literal(node: Node) -> str | None:
@@ -269,18 +324,3 @@ def _nearest_point(within: Span, share: Floats, free: NDArray[np.bool_]) -> int:
     while within[0] < place < within[1] and not free[place] and not free[place - 1]:
         place += 1
     return place
-
-
-def _point(node: Node, within: Span, elements: Sequence[Node], weights: Floats) -> Span:
-    """The place of a mark: units before it attend to the source before the mark, units after it to the source after it."""
-    low, high = within
-    before = weights[low:high, : node.source[0]].sum(axis=1)
-    after = weights[low:high, node.source[0] :].sum(axis=1)
-    sums = np.concatenate([[0.0], np.cumsum(before - after)])
-    place = low + int(sums.argmax())
-    for other in elements:
-        first, last = other.at
-        # Nothing can be before an element that was open before the sentence, or after one that stays open.
-        if (first < place or other.begins) and (place < last or other.ends):
-            place = first if node.source[0] <= other.source[0] else last
-    return place, place

@@ -123,12 +123,24 @@ def _render(text: str, nodes: Sequence[Node], within: Span, found: Sequence[Span
             output.add(node.before)
             output.node = node
         else:
-            output.open(node.before)
+            opening, closing = _emphasis(node, text, found)
+            output.open(opening)
             _render(text, node.children, node.at, found, output)
-            output.add(node.after)
+            output.add(closing)
         if not is_empty:
             place, has_gap = max(place, end), end < last
     words(last)
+
+
+def _emphasis(node: Node, text: str, found: Sequence[Span]) -> tuple[str, str]:
+    """The marks of an element. In Markdown, an underscore beside a letter is no mark, so emphasis has stars there."""
+    first, last = node.at
+    if not node.is_emphasis or first == last:
+        return node.before, node.after
+    start, end = found[first][0], found[last - 1][1]
+    if is_letter(text[start - 1 : start] or " ") or is_letter(text[end : end + 1] or " "):
+        return node.before.replace("_", "*"), node.after.replace("_", "*")
+    return node.before, node.after
 
 
 def _space_between(left: str, right: str) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tfexport.documents.splitting import as_words
+from tfexport.documents.splitting import Keep, as_words
 
 Kind = Literal["open", "close", "point", "atom"]
 
@@ -78,6 +78,12 @@ class Run:
         """The text with letters in place of unchanged parts, so that no sentence ends there."""
         return as_words(self.text, self.atoms)
 
+    def opened_at(self, place: int, begin: int, end: int) -> int:
+        """The start of the first opening mark at a place, in `[begin, end)` of the document; `end` if there is none."""
+        marks = (self.marks[index] for index in self.within(place, place))
+        found = (mark.source[0] for mark in marks if mark.kind == "open" and mark.start == place)
+        return next((start for start in found if begin <= start < end), end)
+
     def within(self, start: int, end: int) -> list[int]:
         """Indices of the marks that touch `[start, end]`."""
         first = bisect_left(self.marks, start, key=lambda mark: mark.start)
@@ -94,11 +100,12 @@ class RunBuilder:
     """Builds a run from the text and the tags of a document, in order.
 
     Args:
+        keep: the marks before and after text that is copied. In text that is not translated, they have no effect.
         breaks: whether line breaks of the text are visible; otherwise they are white space.
     """
 
-    def __init__(self, *, breaks: bool = False):
-        self._breaks = breaks
+    def __init__(self, keep: Keep = None, *, breaks: bool = False):
+        self._keep, self._breaks = keep, breaks
         self._letters: list[str] = []
         self._origins: list[tuple[int, int]] = []
         self._marks: list[Mark] = []
@@ -120,6 +127,8 @@ class RunBuilder:
 
     def atom(self, text: str, start: int, end: int) -> None:
         """Add text that is not translated."""
+        for mark in self._keep or ():
+            text = text.replace(mark, "")
         if not text:
             self.point(start, end)
             return

@@ -12,6 +12,8 @@ from tfexport.system.imports import import_failure
 
 Span = tuple[int, int]
 """Characters of a text, `[from, to)`."""
+Keep = tuple[str, str] | None
+"""The marks before and after text that is copied, if there are any."""
 
 LONGEST_QUOTATION = 300
 """Maximum length of a quotation in characters. sentencex does not split between two quotation marks or brackets, so a lone

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from html.parser import HTMLParser
+from typing import Any
 
 import numpy as np
 import pytest
@@ -581,8 +582,8 @@ def test_no_sentence_ends_between_marks_on_one_line(text: str, sentences: list[s
 def test_a_sentence_that_is_too_long_is_not_cut_between_marks() -> None:
     text = "eins zwei drei [[vier fünf]] [[sechs sieben acht neun]] zehn"
     found = document(text, parts="sentences", language="de", fits=lambda part: len(part) <= 20, keep=KEEP)
-    kept = ["[[vier fünf]]", "[[sechs sieben acht neun]]"]
-    assert [one.text for one in found.segments] == ["eins zwei drei", *kept, "zehn"]
+    assert [one.text for one in found.segments] == ["eins zwei drei", "zehn"]
+    assert found.text([Aligned("one"), Aligned("ten")]) == "one vier fünf sechs sieben acht neun ten"
 
 
 def test_marks_without_partners_are_found_in_linear_time() -> None:
@@ -590,3 +591,172 @@ def test_marks_without_partners_are_found_in_linear_time() -> None:
     assert spans_between("[[" * 500_000, KEEP) == []
     assert spans_between("[[a\n" * 200_000 + "]]", KEEP) == []
     assert time.process_time() - began < 5
+
+
+def placed(source: str, new: str, to: list[int], markup: Markup = "markdown", kept: str = "", **options: Any) -> str:
+    """A document of one segment with a translation, whose characters or words are aligned to the words `to` of the source.
+
+    Args:
+        kept: the part of the translation that is a required phrase.
+    """
+    found = taken_apart(source, markup, **options)
+    [segment] = found.segments
+    sources = [word.span() for word in re.finditer(r"\S+", segment.text)]
+    targets = [word.span() for word in re.finditer(r"\S+", new)]
+    targets = targets if len(targets) == len(to) else [(place, place + 1) for place in range(len(new))]
+    attention = np.zeros((len(targets), len(sources)), np.float32)
+    attention[range(len(to)), to] = 1
+    spans = [(new.index(kept), new.index(kept) + len(kept))] if kept else []
+    return found.text([Aligned(new, targets, sources, attention, spans)])
+
+
+@pytest.mark.parametrize(
+    ("text", "markup"),
+    [
+        ("Gebaut mit [![CI](a.svg) ![Doc](b.svg)](c) von zwei.", "markdown"),
+        ("Ein [ ](x) Hund", "markdown"),
+        ("Ein **![a](b) ![c](d)** Hund", "markdown"),
+        ("Folge uns <a href=x> <i class=y></i> </a> <a href=z> <i></i> </a> oder schreibe.", "html"),
+        ("Ein <span> </span>Hund läuft im <a name=x> </a> Park.", "html"),
+        ("Ein<span> </span>Hund <i> <b> </b></i>läuft", "html"),
+    ],
+)
+def test_elements_of_white_space_keep_their_ends(text: str, markup: Markup) -> None:
+    document = taken_apart(text, markup)
+    for translate in (same, exact, backwards):
+        new = document.text([translate(one) for one in document.segments])
+        for letter in "<>[]()*":
+            assert new.count(letter) == text.count(letter), new
+
+
+def test_white_space_in_an_element_stays_at_its_place() -> None:
+    document = taken_apart("Ein<span> </span>Hund <i> <b> </b></i>läuft", "html")
+    [segment] = document.segments
+    assert document.text([exact(segment)]) == "Ein <span></span>Hund <i><b></b></i>läuft"
+
+
+@pytest.mark.parametrize(
+    ("source", "new", "to", "expected"),
+    [
+        ("Ein Hund **läuft** da.", "A dog there .", [0, 1, 3, 2], "A dog there ."),  # only a full stop is left
+        ("Ein (*großer*) Hund", "A (great dog", [0, 1, 2], "A *(great* dog"),
+        ("Siehe [Bild](a.png) da", "See ) there picture", [0, 0, 2, 1], "See ) there [picture](a.png)"),
+        ("Das **„Haus“** ist", "「家」は", [1, 1, 1, 2], "**「家**」は"),
+        ("Er _kommt_ hier", "家に来る。", [0, 0, 1, 1, 2], "家に*来る*。"),
+        ("the *(big)* house", "x(y)z", [0, 1, 1, 1, 2], "x(*y*)z"),
+    ],
+)
+def test_emphasis_is_of_words_and_is_read_as_emphasis(source: str, new: str, to: list[int], expected: str) -> None:
+    assert placed(source, new, to) == expected
+
+
+def test_a_space_between_segments_stands_before_an_opening_mark() -> None:
+    for markup, opens, closes in (("markdown", "**", "**"), ("html", "<b>", "</b>")):
+        document = taken_apart(f"今日は。{opens}雨です。{closes}", markup)
+        assert document.text([Aligned("Today."), Aligned("It rains.")]) == f"Today. {opens}It rains.{closes}"
+    document = taken_apart("<b>今日は。</b>雨です。", "html")
+    assert document.text([Aligned("Today."), Aligned("It rains.")]) == "<b>Today.</b> It rains."
+
+
+def test_a_comment_begins_no_line_of_markdown() -> None:
+    assert placed("Ein <!-- x --> Hund da", "Dog there", [1, 2]) == "Dog <!-- x --> there"
+    assert placed("Ein <!-- x --> *Hund* da", "Dog there", [1, 2]) == "*Dog* <!-- x --> there"
+    assert placed("Ein <!-- x --> Hund da", "Dog there", [1, 2], "html") == "<!-- x --> Dog there"
+
+
+def test_a_footnote_before_a_colon_does_not_become_a_definition() -> None:
+    assert written([("[^1]", -1), (": yes", 0), ("\n\n[^1]: a", -1)]) == "[^1]\\: yes\n\n[^1]: a"
+
+
+def test_an_element_that_stays_open_around_code_is_balanced() -> None:
+    text = "<b>Ein Hund läuft. Er nimmt</b> das <i><code>foo</code> hier, und dann noch ein Hund</i> da."
+    document = taken_apart(text, "html", most=16)
+    after = tags(document.text([backwards(one) for one in document.segments]))
+    assert Counter(after) == Counter(tags(text))
+    assert is_balanced(after)
+
+
+@pytest.mark.parametrize("text", ["# Nummer \\#", "# Titel C \\##"])
+def test_a_number_sign_at_the_end_of_a_heading_is_text(text: str) -> None:
+    assert unchanged(text, "markdown") == text
+    assert unchanged("Nummer #", "markdown") == "Nummer #"
+
+
+@pytest.mark.parametrize("address", ["hans.maier+x@firma-x.de", "HTTPS://Firma.de/A", "www.a.de", "https://a.b/c_d@e"])
+def test_addresses_are_copied(address: str) -> None:
+    for markup in ("html", "markdown"):
+        document = taken_apart(f"Ein Hund {address} läuft.", markup)
+        new = document.text([Aligned("x y")])
+        assert address in new
+        assert texts(taken_apart(f"<b>{address}</b>", markup)) == []
+    assert texts(taken_apart("Ein @ da, a@b.", "html")) == ["Ein @ da, a@b."]
+
+
+def test_addresses_are_found_in_linear_time() -> None:
+    began = time.process_time()
+    taken_apart("a." * 200_000 + "@" * 50_000, "html")
+    assert time.process_time() - began < 10
+
+
+def kept_between(text: str, markup: Markup | None, keep: tuple[str, str] = ("⟦", "⟧")) -> Document:
+    return document(text, parts="sentences", language="de", fits=lambda _: True, markup=markup, keep=keep)
+
+
+@pytest.mark.parametrize("markup", ["html", "markdown"])
+def test_marks_around_an_address_do_not_belong_to_it(markup: Markup) -> None:
+    found = kept_between("Ein Mann kauft ⟦https://apple.com/x⟧ heute.", markup)
+    assert [mark.kind for mark in found._places[0].run.marks] == ["atom"]
+    assert found.segments[0].text == "Ein Mann kauft ⟦https://apple.com/x⟧ heute."
+    assert found._places[0].run.atoms == [(16, 35)]
+    found = kept_between("Sieh {{https://a.b/c}} da", markup, ("{{", "}}"))
+    assert found._places[0].run.atoms == [(7, 20)]
+
+
+def test_what_is_only_copied_is_no_segment_and_loses_its_marks() -> None:
+    assert kept_between("⟦--⟧ ⟦iPhone 15⟧", None).text([]) == "-- iPhone 15"
+    found = kept_between("| ⟦iPhone 15⟧ | Ein Hund |\n|--|--|\n| ⟦4711⟧ | `⟦a⟧` |\n", "markdown")
+    assert texts(found) == ["Ein Hund"]
+    assert found.text([Aligned("A dog")]) == "| iPhone 15 | A dog |\n|--|--|\n| 4711 | `⟦a⟧` |\n"
+    assert found.text([None]) == "| iPhone 15 | Ein Hund |\n|--|--|\n| 4711 | `⟦a⟧` |\n"
+
+
+def test_marks_in_code_are_not_read() -> None:
+    found = kept_between("Ein `⟦npm i⟧` da.", "markdown")
+    assert texts(found) == ["Ein npm i da."]
+    assert found.text([exact(found.segments[0])]) == "Ein `⟦npm i⟧` da."
+
+
+def test_marks_move_out_of_required_phrases() -> None:
+    assert placed("Ein Blindenhund ![x](y) läuft", "A guide dog runs", [0, 1, 2, 2], kept="guide dog") == (
+        "A guide dog ![x](y) runs"
+    )
+
+
+def test_a_place_without_aligned_words_is_that_of_most_attention() -> None:
+    found = taken_apart("Ein <b>Hund</b> da", "html")
+    attention = np.array([[0.9, 0.1, 0], [0, 0.4, 0.6]], np.float32)
+    new = Aligned("one there", [(0, 3), (4, 9)], [(0, 3), (4, 8), (9, 11)], attention)
+    assert found.text([new]) == "one <b>there</b>"
+
+
+def test_a_raised_number_within_a_word_is_read() -> None:
+    assert texts(taken_apart("Trinkt H<sup>2</sup>O da.", "html")) == ["Trinkt H2O da."]
+
+
+def test_html_in_a_quotation_is_read_line_by_line() -> None:
+    text = "> <div>\n> Ein Hund\n> </div>\n"
+    document = taken_apart(text, "markdown")
+    assert texts(document) == ["Ein Hund"]
+    assert document.text([Aligned("A dog")]) == "> <div>\n> A dog\n> </div>\n"
+    assert texts(taken_apart("> <p>Ein\n> Hund</p>\n", "markdown")) == ["Ein", "Hund"]
+
+
+def test_where_escapes_of_some_segments_are_not_enough_all_have_them() -> None:
+    # Without escapes, the first line begins code, so that the second segment is code too and looks the same either way.
+    parts = [("~~~ a", 0), (" \n# ", -1), ("``` &amp;", 1), ("\t", -1)]
+    assert written(parts) == "\\~\\~\\~ a \n# \\`\\`\\` \\&amp;\t"
+
+
+def test_an_escaped_backtick_before_code_has_no_space() -> None:
+    text = "Nimm \\``a` Hund"
+    assert unchanged(text, "markdown") == text
