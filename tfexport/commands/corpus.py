@@ -153,9 +153,11 @@ def _run(
             for done in with_progress(run(manifest, out, task, cluster), about, rows=lambda done: done.shard.rows):
                 check()
                 counts.update(done.statuses)
-        except (KeyboardInterrupt, SystemExit):
+        except BaseException as error:
             disconnect()  # else Ray tells of its actors while the process ends
-            say(f"interrupted: {sum(counts.values()):,} rows are written. Continue with --resume.")
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                rows = sum(shard.rows for shard in out.done())
+                say(f"interrupted: {rows:,} rows are written. Continue with --resume.")
             raise
     statuses = ", ".join(f"{count:,} {status}" for status, count in counts.most_common())
     say(f"{sum(counts.values()):,} rows in {output}" + (f": {statuses}" if statuses else ""))

@@ -9,11 +9,14 @@ from __future__ import annotations
 import logging
 import os
 import re
+import signal
 import socket
+import threading
 import time
 import warnings
 from collections import deque
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from tfexport.errors import TfexportError
@@ -53,10 +56,10 @@ def connect(address: str | None) -> None:
             os.environ.setdefault(name, value)
     try:
         if found := _HOST_AND_PORT.fullmatch(address or ""):
-            host, port = found["host"].strip("[]"), int(found["port"])
-            socket.create_connection((host, port), SECONDS_TO_ANSWER).close()
+            _require_answer(found["host"].strip("[]"), int(found["port"]))
         # "local" is a new one, whatever RAY_ADDRESS says.
-        ray.init(address=address or "local", **own, log_to_driver=False, logging_level=logging.ERROR)
+        with _own_signals():
+            ray.init(address=address or "local", **own, log_to_driver=False, logging_level=logging.ERROR)
     except (RayError, OSError, OverflowError, RuntimeError, ValueError) as error:
         if address is None:
             raise
@@ -66,6 +69,31 @@ def connect(address: str | None) -> None:
         ) from error
     if address is None:
         _end_monitors()
+
+
+def _require_answer(host: str, port: int) -> None:
+    """Raises: OSError: no gRPC server answers at a port, as the head of a cluster does."""
+    with socket.create_connection((host, port), SECONDS_TO_ANSWER) as connection:
+        if os.environ.get("RAY_USE_TLS") == "1":
+            return
+        # The start of HTTP/2 (RFC 9113, section 3.4) and empty settings. The server begins with its own settings, type 4.
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+        with connection.makefile("rb") as answer:
+            if answer.read(9)[3:4] != b"\x04":
+                raise OSError("another program answers at this port")
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep what this process does at SIGTERM. Ray sets a handler of its own, with another exit status."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def disconnect() -> None:

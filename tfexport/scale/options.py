@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from tfexport.decoding.request_options import BatchLimits
+from tfexport.errors import TfexportError
 from tfexport.option import MOST_AT_ONCE, Options, option
 
 _CORPUS, _CLUSTER, _SCORES, _CLASSES = "Corpus", "Cluster", "Scores", "Classes"
@@ -123,3 +124,8 @@ class ClusterOptions(Options):
         help="Input that may wait for actors in Ray's object store, in MiB.",
         panel=_CLUSTER,
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.address is not None and not self.address.strip():
+            raise TfexportError("--address is empty. Give the address of a cluster, or leave it out.")

@@ -205,7 +205,7 @@ def _is_null(value: object) -> bool:
 def _with_columns(
     batch: Any, kept: Mapping[str, str], added: Mapping[str, list[Any]], kinds: Mapping[str, Kind]
 ) -> Any:
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):  # also the lazy batches of `datasets`
         arrays = {name: _array(values, kinds[name]) for name, values in added.items()}
         return {**{new: batch[old] for old, new in kept.items()}, **arrays}
     if hasattr(batch, "rename_columns"):

@@ -55,7 +55,7 @@ def _record(line: bytes) -> dict[str, Any] | Row:
     """The object of a line, or the row of a line that cannot be used."""
     about = "the line is no JSON object"
     try:
-        found = json.loads(line.decode("utf-8", "replace"))
+        found = json.loads(line.decode("utf-8", "replace"), object_pairs_hook=_object)
         if isinstance(found, dict):
             return found
     except json.JSONDecodeError:
@@ -65,6 +65,14 @@ def _record(line: bytes) -> dict[str, Any] | Row:
     except RecursionError:
         about = "the line is nested too deeply"
     return Row("invalid_json", about)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. A name that comes again is numbered."""
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    return dict(zip(_apart([name for name, _ in pairs]), (value for _, value in pairs), strict=True))
 
 
 def written(
@@ -78,8 +86,8 @@ def written(
 ) -> bytes:
     """The output file of a shard.
 
-    Parquet may have a name several times, in a table or in a record. An object of JSON lines then has the second value of
-    `k` as `k_2`, the third as `k_3`; numbers that are names already are left out.
+    Parquet and JSON may have a name several times, in a table or in a record. An object of JSON lines then has the second
+    value of `k` as `k_2`, the third as `k_3`; numbers that are names already are left out.
 
     Args:
         function: which gave the rows.
@@ -111,7 +119,7 @@ def _json_lines(added: dict[str, list[Any]], records: Sequence[dict[str, Any]]) 
 
 def _records(table: pa.Table, source: CorpusFormat, reads: Sequence[str]) -> list[dict[str, Any]]:
     if source == "parquet":
-        table = table.rename_columns(_apart(table.column_names))
+        table = _with_nanoseconds(table.rename_columns(_apart(table.column_names)))
         try:
             return [_plain(record) for record in table.to_pylist()]
         except (pa.ArrowException, ValueError, OverflowError):  # of one value, which must not end the run
@@ -126,6 +134,14 @@ def _records(table: pa.Table, source: CorpusFormat, reads: Sequence[str]) -> lis
         {WHOLE: _plain_text(line)} if isinstance(found, Row) else found
         for line, found in zip(raw, records, strict=True)
     ]
+
+
+def _with_nanoseconds(table: pa.Table) -> pa.Table:
+    """A table whose times of nanoseconds are text. Python has microseconds."""
+    for place, field in enumerate(table.schema):
+        if field.type == pa.time64("ns"):
+            table = table.set_column(place, field.name, table[place].cast(pa.string()))
+    return table
 
 
 def _apart(names: Sequence[str]) -> list[str]:
@@ -184,6 +200,8 @@ def _value(value: pa.Scalar) -> Any:
         if isinstance(value, pa.StructScalar):
             names = _apart([field.name for field in value.type])
             return {name: _value(value[n]) for n, name in enumerate(names)}
+        if isinstance(value, pa.MapScalar):
+            return [[_value(one[0]), _value(one[1])] for one in value.values]
         if isinstance(value, pa.ListScalar):
             return [_value(inner) for inner in value.values]
         return _value(value.value) if isinstance(value.value, pa.Scalar) else value.value

@@ -118,7 +118,8 @@ class ShardWriter:
         """
         part, counts = self._output.part(shard), self._output.counts(shard)
         tries = Tries(self._output.tries / part.name, self._driver.name)
-        if part.stamp() is None:
+        statuses = read_counts(self._output, shard) if part.stamp() is not None else None
+        if statuses is None:
             source = self._manifest.inputs[shard.file]
             table = pa.ipc.open_stream(data).read_all()
             function = self._function
@@ -127,17 +128,36 @@ class ShardWriter:
             statuses = dict(Counter(row.status for row in rows))
             content = written(shard, table, rows, function, source=source.format, output=self._output.format)
             # An actor outlives a killed driver for some seconds. A run without parts may have been replaced meanwhile.
-            if self._driver.began != self._output.manifest.stamp():
-                raise TfexportError(f"another run has begun in {self._output.folder.uri}. Give another folder.")
+            self._require_own_run()
             counts.write(json.dumps(statuses).encode())  # first: a part that is there has them
             part.write(content)
+            try:
+                self._require_own_run()
+            except TfexportError:
+                part.remove()
+                raise
         tries.remove()
-        return read_counts(self._output, shard)
+        return statuses
+
+    def _require_own_run(self) -> None:
+        if self._driver.began != self._output.manifest.stamp():
+            raise TfexportError(f"another run has begun in {self._output.folder.uri}. Give another folder.")
 
 
-def read_counts(output: Output, shard: Shard) -> dict[str, int]:
-    """Of a shard that is written, the number of its rows of each status."""
-    return dict(json.loads(output.counts(shard).read()))
+def read_counts(output: Output, shard: Shard) -> dict[str, int] | None:
+    """Of a shard that is written, the number of its rows of each status. None if that is missing or damaged."""
+    try:
+        return dict(json.loads(output.counts(shard).read()))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+
+
+def _counted(output: Output) -> Iterator[Done]:
+    """The shards that are written, without those whose counts are missing or damaged."""
+    shards = sorted(output.done())
+    with ThreadPoolExecutor(16) as pool:
+        counts = pool.map(lambda shard: read_counts(output, shard), shards)
+        yield from (Done(shard, found) for shard, found in zip(shards, counts, strict=True) if found is not None)
 
 
 def run(manifest: Manifest, output: Output, task: Task, cluster: ClusterOptions) -> Iterator[Done]:
@@ -149,9 +169,9 @@ def run(manifest: Manifest, output: Output, task: Task, cluster: ClusterOptions)
     import ray
 
     output.remove_partial()
-    done, was_connected = output.done(), ray.is_initialized()
-    with ThreadPoolExecutor(16) as pool:
-        yield from map(Done, sorted(done), pool.map(lambda shard: read_counts(output, shard), sorted(done)))
+    was_connected, before = ray.is_initialized(), list(_counted(output))
+    done = {one.shard for one in before}  # a part without counts is computed again
+    yield from before
     totals: dict[int, int] = {}
     Rest.seconds, rhythm = 0.0, Rhythm()
     for row in _dataset(manifest, output, task, cluster, done).iter_rows():
@@ -166,14 +186,13 @@ def run(manifest: Manifest, output: Output, task: Task, cluster: ClusterOptions)
         Rest.seconds = rhythm.rest(time.monotonic()) if len(totals) < len(manifest.inputs) else 0.0
     if not was_connected:
         ray.shutdown()  # at the exit of the process, Ray first waits half a second for messages that are not printed here
-    parts = output.done()
     found = [f"input {file} was not read" for file in range(len(manifest.inputs)) if file not in totals]
-    if problems := [*found, *gaps(parts, totals)]:
+    if problems := [*found, *gaps(output.done(), totals)]:
         raise TfexportError(f"the output is not complete: {'; '.join(problems[:3])}. Run it again with --resume.")
     statuses: Counter[str] = Counter()
-    with ThreadPoolExecutor(16) as pool:
-        for counts in pool.map(lambda shard: read_counts(output, shard), parts):
-            statuses.update(counts)
+    parts = list(_counted(output))
+    for one in parts:
+        statuses.update(one.statuses)
     summary = {"rows": sum(totals.values()), "parts": len(parts), "statuses": dict(sorted(statuses.items()))}
     output.summary.write(json.dumps(summary, indent=1).encode())
     output.tries.remove()

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -29,7 +28,7 @@ from pyarrow import parquet
 from ray.exceptions import RayError
 
 from tfexport.errors import TfexportError
-from tfexport.scale import Scorer
+from tfexport.scale import Scorer, cluster
 from tfexport.scale.cluster import WITHOUT_METRICS, connect, quiet_ray_data
 from tfexport.scale.run import _room
 
@@ -186,7 +185,10 @@ def test_a_second_driver_is_refused_and_the_first_goes_on(tiny_bundle: Path, tmp
     assert summary["rows"] == 20_000
 
 
-def test_an_interrupted_run_tells_how_to_continue(tiny_bundle: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_tells_how_to_continue(
+    tiny_bundle: Path, tmp_path: Path, sent: signal.Signals, status: int
+) -> None:
     (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in LINES * 50), encoding="utf-8")
     given = (tiny_bundle, tmp_path / "in.txt", "-o", tmp_path / "out", "--max-length", "12")
     command = command_of("corpus", *given)
@@ -194,13 +196,38 @@ def test_an_interrupted_run_tells_how_to_continue(tiny_bundle: Path, tmp_path: P
         until = time.monotonic() + 60
         while len(list((tmp_path / "out").glob("part-*"))) < 4 and time.monotonic() < until:
             time.sleep(0.05)
-        first.send_signal(signal.SIGINT)
+        first.send_signal(sent)
         _, stderr = first.communicate(timeout=60)
-    assert first.returncode == 130
-    assert re.fullmatch(r"interrupted: [\d,]+ rows are written\. Continue with --resume\.", stderr.splitlines()[-1])
+    assert first.returncode == status
+    found = re.fullmatch(r"interrupted: ([\d,]+) rows are written\. Continue with --resume\.", stderr.splitlines()[-1])
+    parts = (tmp_path / "out").glob("part-*")
+    assert found, stderr
+    assert int(found[1].replace(",", "")) == sum(int(part.stem.split("-")[-1]) for part in parts)
+    assert "SIGTERM received" not in stderr
     done = run("corpus", *given, "--resume")
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1].startswith("20,000 rows in ")
+
+
+def test_input_that_waits_for_actors_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+
+    from tfexport.scale import run as runs
+    from tfexport.scale.options import ClusterOptions
+
+    class Stop(Exception): ...
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise Stop
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
+    monkeypatch.setattr(ray.data, "from_items", stop)
+    task: Any = SimpleNamespace(options={"threads": 1})
+    manifest: Any = SimpleNamespace(inputs=[])
+    with pytest.raises(Stop):
+        runs._dataset(manifest, SimpleNamespace(), task, ClusterOptions(buffer_mib=7), set())  # type: ignore[arg-type]
+    limits = ray.data.DataContext.get_current().execution_options.resource_limits
+    assert limits.object_store_memory == 7 << 20
 
 
 def test_the_loop_of_ray_rests_and_its_cluster_ends_with_the_run(tiny_bundle: Path, tmp_path: Path) -> None:
@@ -258,7 +285,7 @@ def test_a_cluster_that_cannot_be_used_is_an_error(kind: type[Exception], monkey
         raise kind("no such\ncluster.")
 
     monkeypatch.setattr(ray, "init", refuse)
-    monkeypatch.setattr(socket, "create_connection", lambda *_: SimpleNamespace(close=bool))
+    monkeypatch.setattr(cluster, "_require_answer", lambda *_: None)
     with pytest.raises(TfexportError, match=r"cannot use the Ray cluster head:9: .*no such cluster\. Check --address"):
         connect("head:9")
 
@@ -274,12 +301,14 @@ def test_a_cluster_that_does_not_answer_is_an_error_before_ray_looks_for_it(
 
 def test_a_cluster_that_answers_is_left_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
+    asked: list[tuple[str, int]] = []
     monkeypatch.setattr(ray, "init", lambda **options: given.append(options["address"]))
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"ray://127.0.0.1:{server.getsockname()[1]}"
-        for one in (address, "auto", "local", "k8s://head:1"):
-            connect(one)
-    assert given == [address, "auto", "local", "k8s://head:1"]
+    monkeypatch.setattr(cluster, "_require_answer", lambda *of: asked.append(of))
+    addresses = ["ray://127.0.0.1:10001", "[::1]:6379", "auto", "local", "k8s://head:1"]
+    for one in addresses:
+        connect(one)
+    assert given == addresses
+    assert asked == [("127.0.0.1", 10001), ("::1", 6379)]
 
 
 def test_fewer_shards_than_actors_are_no_reason_to_warn() -> None:
@@ -317,7 +346,7 @@ def test_a_cluster_of_others_keeps_its_monitors_and_metrics(
     monkeypatch.setenv("RAY_event_stats", "1")  # of the user
     monkeypatch.setattr(ray, "init", lambda **options: given.update(options, environment=dict(os.environ)))
     monkeypatch.setattr(ray._private.worker, "_global_node", node)
-    monkeypatch.setattr(socket, "create_connection", lambda *_: SimpleNamespace(close=bool))
+    monkeypatch.setattr(cluster, "_require_answer", lambda *_: None)
     connect(address)
     environment = {name: given["environment"].get(name) for name in WITHOUT_METRICS}
     own = {**WITHOUT_METRICS, "RAY_event_stats": "1"}
@@ -330,10 +359,13 @@ def test_a_cluster_of_its_own_computes_without_monitors() -> None:
     """With the methods of the installed Ray, which are not documented."""
     code = """
         from pathlib import Path
-        from tfexport.scale.cluster import WITHOUT_METRICS, connect
+        from tfexport.scale.cluster import _require_answer, connect
 
         connect(None)
         import ray
+
+        host, port = ray.get_runtime_context().gcs_address.split(":")
+        _require_answer(host, int(port))  # a real cluster answers
 
         said = {path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")}
         session = ray._private.worker._global_node.get_session_dir_path()

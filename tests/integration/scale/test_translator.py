@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import UserDict
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,38 @@ def test_data_frames_have_the_same_types_without_rows_and_without_numbers(tiny_b
     assert kinds["score"] == "float64"
     for found in (none, marked):
         assert {name: str(kind) for name, kind in found.dtypes.items() if name != "input_text"} == kinds
+
+
+def test_rows_of_a_shard_are_decoded_by_length(
+    translator: Translator, wanted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = translator._lines.runtime
+    encode, padded, read = runtime.encode, list[int](), list[int]()
+
+    def counted(src_ids: Any, src_len: Any, **given: Any) -> Any:
+        padded.append(src_ids.size)
+        read.append(int(src_len.sum()))
+        return encode(src_ids, src_len, **given)
+
+    monkeypatch.setattr(runtime, "encode", counted)
+    rows = list(translator.rows(LINES * 20))
+    assert [row.found[0].text for row in rows] == wanted * 20
+    assert len(padded) > 10
+    assert sum(padded) < 1.1 * sum(read)
+
+
+def test_batches_that_are_mappings(translator: Translator, wanted: list[str]) -> None:
+    found = translator(UserDict({"de": [*LINES, None], "n": [1] * (len(LINES) + 1)}))
+    assert list(found["text"]) == [*wanted, ""]
+    assert found["n"] == [1] * (len(LINES) + 1)
+
+
+def test_datasets_in_their_own_format(tiny_bundle: Path, wanted: list[str]) -> None:
+    datasets = pytest.importorskip("datasets")
+    dataset = datasets.Dataset.from_dict({"de": LINES}).map(
+        Translator(tiny_bundle, text_column="de", **SEARCH), batched=True, load_from_cache_file=False
+    )
+    assert dataset["text"][:] == wanted
 
 
 @pytest.mark.parametrize("kind", ["object", "string", "category", "Int64", "datetime64[ns]"])

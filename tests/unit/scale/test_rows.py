@@ -220,3 +220,30 @@ def test_lines_of_two_columns_become_columns() -> None:
     assert [(row["de"], row["en"]) for row in found] == [("a", "b"), ("c", None)]
     whole = parquet.read_table(io.BytesIO(written(*given, source="text", output="parquet")))
     assert whole.select(["de", "en"]).to_pylist() == [{"de": "a", "en": "b"}, {"de": "c", "en": None}]
+
+
+def test_names_of_json_that_come_again_are_kept() -> None:
+    line = b'{"text": "Ein Mann.", "k": 1, "k": {"a": 2, "a": 3}, "text": "Ein Hund."}\n'
+    assert texts(lines(line), "jsonl", ("text",)) == ["Ein Mann."]
+    [record] = json_rows(lines(line), [ok("A man.")], "jsonl")
+    assert {name: record[name] for name in ("input_text", "k", "k_2", "text_2")} == {
+        "input_text": "Ein Mann.",
+        "k": 1,
+        "k_2": {"a": 2, "a_2": 3},
+        "text_2": "Ein Hund.",
+    }
+
+
+def test_nanoseconds_of_times_are_written_as_json() -> None:
+    nanoseconds = 45_296_123_456_789
+    table = pa.table({"text": ["a", "b"], "t": pa.array([nanoseconds, None], pa.time64("ns"))})
+    assert [row["t"] for row in json_rows(table, [ok("x")] * 2, "parquet")] == ["12:34:56.123456789", None]
+
+
+def test_maps_have_one_shape_also_beside_a_damaged_value() -> None:
+    kind = pa.map_(pa.string(), pa.string())
+    items = pa.array([b"a", b"\xff"], pa.binary()).view(pa.string())
+    maps = pa.MapArray.from_arrays(pa.array([0, 1, 2], pa.int32()), pa.array(["k", "l"]), items)
+    assert maps.type == kind
+    table = pa.table({"text": ["a", "b"], "m": maps})
+    assert [row["m"] for row in json_rows(table, [ok("x")] * 2, "parquet")] == [[["k", "a"]], [["l", "\ufffd"]]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -203,13 +203,13 @@ class Corpus:
         self.at_start: list[str] = []
         """What lay in the folder when the first shard was read."""
         monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
-        monkeypatch.setattr(runs, "_dataset", lambda *given: SimpleNamespace(iter_rows=self.computed))
+        monkeypatch.setattr(runs, "_dataset", lambda *given: SimpleNamespace(iter_rows=lambda: self.computed(given[4])))
 
-    def computed(self) -> Iterator[Any]:
+    def computed(self, done: Set[Shard] = frozenset()) -> Iterator[Any]:
         """What comes out of Ray."""
         self.at_start = [path.name for path in self.folder.rglob("*")]
         writer = runs.ShardWriter(self.manifest, self.output, self.task, runs.Driver.of(self.output))
-        for table in runs.read_files({"file": [0]}, self.manifest, self.output.done()):
+        for table in runs.read_files({"file": [0]}, self.manifest, set(done)):
             if table["first"][0].as_py() not in self.lost:
                 yield from writer(table).to_pylist()
 
@@ -323,6 +323,26 @@ def test_a_part_that_is_there_is_left_alone(corpus: Corpus) -> None:
     assert corpus.output.part(SHARDS[0]).read() == b"by another actor\n"
 
 
+@pytest.mark.parametrize("content", [None, b"", b"7", b"{"])
+def test_a_part_without_its_counts_is_written_again(corpus: Corpus, content: bytes | None) -> None:
+    corpus.run()
+    corpus.output.counts(SHARDS[1]).remove()
+    corpus.output.part(SHARDS[1]).write(b"of another run\n")
+    if content is not None:
+        corpus.output.counts(SHARDS[1]).write(content)
+    corpus.output.summary.remove()
+    assert sorted(corpus.run()) == SHARDS
+    assert (corpus.lines(), corpus.summary) == ([*"ABCDE"], WHOLE)
+
+
+def test_a_part_of_another_run_is_named(corpus: Corpus) -> None:
+    corpus.run()
+    corpus.output.part(Shard(0, 1, 2)).write(b"x\ny\n")
+    with pytest.raises(TfexportError, match="input 0 has rows 2 and 1, which do not meet"):
+        corpus.run()
+    assert corpus.output.part(Shard(0, 1, 2)).read() == b"x\ny\n"
+
+
 @pytest.mark.parametrize("gpus", [0.1, 0.2, 0.3, 0.7, 1.0, 2.0])
 def test_actors_fill_gpus(gpus: float) -> None:
     """Also where the quotient of floats is less than the number of actors."""
@@ -338,6 +358,25 @@ def test_an_actor_of_a_run_that_was_replaced_writes_nothing(corpus: Corpus) -> N
     replace(corpus.manifest, rows_per_shard=300).begin(corpus.output, resume=False)
     (error,) = writer(next(shards))["error"].to_pylist()
     assert error == f"another run has begun in {corpus.output.folder.uri}. Give another folder."
+    assert corpus.output.done() == set()
+
+
+def test_a_part_that_was_written_while_another_run_began_is_removed(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = runs.ShardWriter(corpus.manifest, corpus.output, corpus.task, runs.Driver.of(corpus.output))
+    shards = runs.read_files({"file": [0]}, corpus.manifest, set())
+    write = Place.write
+
+    def replaced(place: Place, content: bytes) -> None:
+        if place == corpus.output.part(SHARDS[0]):
+            monkeypatch.setattr(Place, "write", write)
+            replace(corpus.manifest, rows_per_shard=300).begin(corpus.output, resume=False)
+        write(place, content)
+
+    monkeypatch.setattr(Place, "write", replaced)
+    (error,) = writer(next(shards))["error"].to_pylist()
+    assert error.startswith("another run has begun")
     assert corpus.output.done() == set()
 
 

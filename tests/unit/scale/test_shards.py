@@ -9,7 +9,9 @@ import os
 import pickle
 import zipfile
 from codecs import BOM_UTF8
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -214,6 +216,20 @@ def test_long_rows_end_a_shard_before_many_of_them_are_read(tmp_path: Path, monk
     found = [rows for shard, rows in read_shards(source(tmp_path / "a.parquet"), 0, 128) if shard.rows]
     assert max(map(len, found)) <= 20
     assert pa.concat_tables(found).equals(table)
+
+
+def test_short_rows_are_read_many_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, iter_batches = list[int](), parquet.ParquetFile.iter_batches
+
+    def counted(self: Any, **given: Any) -> Iterator[Any]:
+        for batch in iter_batches(self, **given):
+            sizes.append(len(batch))
+            yield batch
+
+    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", counted)
+    parquet.write_table(pa.table({"text": ["Ein Hund."] * 10_000}), tmp_path / "a.parquet")
+    assert sum(shard.rows for shard, _ in read_shards(source(tmp_path / "a.parquet"), 0, 4000)) == 10_000
+    assert len(sizes) < 250
 
 
 def test_the_words_of_a_dictionary_do_not_count_for_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
