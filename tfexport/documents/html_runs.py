@@ -46,6 +46,10 @@ INLINE = frozenset(
 RAISED = frozenset({"sup"})
 """Elements that are copied if they have no letters, such as the number of a footnote. The model would read `Park.1`."""
 
+SYMBOLS = frozenset({"a"})
+"""Elements that are copied if they have neither letters nor digits, such as the link at a heading. The model would read
+`Vorwort¶`."""
+
 VOID = frozenset(
     {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr"}
 )
@@ -196,7 +200,7 @@ class _Runs:
             kind, name, start, end, kept = waiting.popleft()
             if kept or (kind == "open" and name in UNTRANSLATED):
                 self._keep(name, start, end, waiting)
-            elif kind == "open" and name in RAISED and (count := self._raised(waiting)):
+            elif kind == "open" and name in RAISED | SYMBOLS and (count := self._wordless(name, waiting)):
                 for _ in range(count):
                     end = waiting.popleft()[3]
                 self._run.point(start, end)
@@ -222,18 +226,23 @@ class _Runs:
             start = last
         _add_text(self._run, self._source, start, end)
 
-    def _raised(self, waiting: deque[Piece]) -> int:
-        """The number of pieces up to the end of an element of `RAISED`; 0 if it has letters or is a part of a word."""
+    def _wordless(self, element: str, waiting: deque[Piece]) -> int:
+        """The number of pieces up to the end of an element of `RAISED` or `SYMBOLS`; 0 if it is read by the model.
+
+        It is read if it has letters (in `SYMBOLS` also digits), or if a number is raised within a word.
+        """
+        is_read = str.isalpha if element in RAISED else str.isalnum
         depth = 1
         for count, (kind, name, start, end, _) in enumerate(waiting, start=1):
             # Another one ends the search, so that elements without an end are not searched again and again.
-            if (kind == "open" and name in RAISED) or (kind != "text" and name not in INLINE):
+            if (kind == "open" and name == element) or (kind != "text" and name not in INLINE):
                 return 0
-            if kind == "text" and any(map(str.isalpha, html.unescape(self._source[start:end]))):
+            if kind == "text" and any(map(is_read, html.unescape(self._source[start:end]))):
                 return 0
             depth += (kind == "open") - (kind == "close")
             if not depth:
-                return count if name in RAISED and not self._source[end : end + 1].isalnum() else 0
+                is_within = element in RAISED and self._source[end : end + 1].isalnum()
+                return 0 if name != element or is_within else count
         return 0
 
     def _keep(self, name: str, start: int, end: int, waiting: deque[Piece]) -> None:

@@ -760,3 +760,23 @@ def test_where_escapes_of_some_segments_are_not_enough_all_have_them() -> None:
 def test_an_escaped_backtick_before_code_has_no_space() -> None:
     text = "Nimm \\``a` Hund"
     assert unchanged(text, "markdown") == text
+
+
+@pytest.mark.parametrize(
+    ("html", "text"),
+    [
+        ("<h2>Ein Vorwort<a class=x href=#y>¶</a></h2>", "Ein Vorwort"),
+        ("Ein Hund <a href=x> <img src=y> </a> da", "Ein Hund  da"),
+        ("Ein <a href=x><i>→</i></a> Hund", "Ein  Hund"),
+        ("Ein Hund [<a href=x>1</a>]", "Ein Hund [1]"),
+        ("Ein <a href=x><code>+</code></a> Hund", "Ein  Hund"),
+        ("Ein <a href=x>Hund", "Ein Hund"),
+    ],
+)
+def test_links_without_words_are_copied(html: str, text: str) -> None:
+    document = taken_apart(html, "html")
+    assert [one.text for one in document.segments] == [" ".join(text.split())]
+    for translate in (exact, backwards):
+        new = document.text([translate(one) for one in document.segments])
+        assert Counter(tags(new)) == Counter(tags(html))
+        assert Counter(new.replace(" ", "")) == Counter(html.replace(" ", ""))
