@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 
+import numpy as np
+
 from tfexport.documents.html_runs import html_runs
 from tfexport.documents.joining import glue
 from tfexport.documents.markdown_runs import markdown_runs
@@ -23,6 +25,9 @@ from tfexport.documents.placing import Aligned, place_all, units
 from tfexport.documents.rendering import rendered
 from tfexport.documents.runs import Run
 from tfexport.documents.splitting import Keep, Span, as_words, has_words, pieces, sentence_spans, spans_between, trimmed
+
+LONGEST_ALIGNED = 2000
+"""Characters of a text that is only copied, up to which its tags stay at their letters."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,8 @@ class _Place:
     end: int
     touches: bool
     """Whether it directly follows the segment before it."""
+    copied: Aligned | None = None
+    """Its text in the output, if it is only copied: it is no segment then."""
 
 
 class Document:
@@ -54,27 +61,25 @@ class Document:
 
     Args:
         source: the text.
-        places: places of its segments, in order.
-        is_piece: whether each segment is a piece of a sentence.
-        removed: parts outside of segments that are not copied, in order.
+        places: places of its segments and of text that is only copied, in order.
+        is_piece: whether each place is a piece of a sentence.
     """
 
-    def __init__(self, source: str, places: Sequence[_Place], is_piece: Sequence[bool], removed: Sequence[Span] = ()):
+    def __init__(self, source: str, places: Sequence[_Place], is_piece: Sequence[bool]):
         self.source = source
         self._places = places
-        self.segments = [
+        self._parts = [
             Segment(place.run.begin(place.start), place.run.end(place.end), _model_text(place), cut)
             for place, cut in zip(places, is_piece, strict=True)
         ]
-        rewritten = [
+        self.segments = [part for part, place in zip(self._parts, places, strict=True) if place.copied is None]
+        self._rewritten = [
             (run.marks[mark.partner].source[0] if mark.partner >= 0 else 0, *mark.source, mark.written)
             for run in {id(place.run): place.run for place in places}.values()
             for mark in run.marks
             if mark.written is not None
         ]
-        self._rewritten = sorted([*rewritten, *((-1, *part, "") for part in removed)], key=itemgetter(1))
-        """Closing marks with another text beside a translation: the start of their element, `[start, end)`, and the text.
-        Also parts that are removed, with or without a translation beside them."""
+        """Closing marks with another text beside a translation: the start of their element, `[start, end)`, and the text."""
 
     def text(self, translations: Sequence[Aligned | None]) -> str:
         """The text with its segments replaced by `translations`. Segments without a translation stay.
@@ -85,11 +90,12 @@ class Document:
         done, last = 0, ""
         changed: dict[Span, str] = {}
         rewritten = deque(self._rewritten)
-        for number, (place, new) in enumerate(zip(self._places, translations, strict=True)):
+        given = iter(translations)
+        for number, (place, segment) in enumerate(zip(self._places, self._parts, strict=True)):
+            new = next(given) if place.copied is None else place.copied
             if new is None or (place.run.escape is None and not new.text.strip()):
                 last = ""
                 continue
-            segment = self.segments[number]
             nodes, consumed = nodes_of(self.source, place.run, place.start, place.end)
             moved = dict.fromkeys((mark.source for mark in consumed), "")
             beside = self._beside(done, segment.start, rewritten)
@@ -146,7 +152,6 @@ def document(
     """
     places: list[_Place] = []
     is_piece: list[bool] = []
-    removed: list[Span] = []
     for run in runs_of(source, markup, keep):
         kept = spans_between(run.text, keep) if keep else []
         shape = as_words(run.shape, kept)
@@ -159,13 +164,15 @@ def document(
 
             found = pieces(shape, start, end, reads, whole)
             for first, to in found:
-                if (run.marks or kept) and not has_words(_without(run.text, whole, first, to)):
-                    removed += _marks_of(run, kept, first, to, keep)
-                    continue
-                places.append(_Place(run, first, to, first == last))
+                copied = None
+                if whole and not has_words(rest := _without(run.text, whole, first, to)):
+                    copied = _unmarked(_Place(run, first, to, False), rest, keep)
+                    if copied is None and not (keep and any(mark in run.text[first:to] for mark in keep)):
+                        continue
+                places.append(_Place(run, first, to, first == last, copied))
                 is_piece.append(len(found) > 1)
                 last = to
-    return Document(source, places, is_piece, removed)
+    return Document(source, places, is_piece)
 
 
 def runs_of(source: str, markup: Markup | None, keep: Keep) -> list[Run]:
@@ -197,7 +204,8 @@ def _between_marks(run: Run, span: Span) -> list[Span]:
 def _without(text: str, copied: Sequence[Span], start: int, end: int) -> str:
     """`[start, end)` of a text, without its parts that are copied."""
     parts, done = [], start
-    for first, last in copied[max(0, bisect_left(copied, start, key=itemgetter(0)) - 1) :]:
+    for place in range(max(0, bisect_left(copied, start, key=itemgetter(0)) - 1), len(copied)):
+        first, last = copied[place]
         if first >= end:
             break
         parts.append(text[done:first])
@@ -205,13 +213,26 @@ def _without(text: str, copied: Sequence[Span], start: int, end: int) -> str:
     return "".join([*parts, text[done:end]])
 
 
-def _marks_of(run: Run, kept: Sequence[Span], start: int, end: int, keep: Keep) -> Iterator[Span]:
-    """The marks in the document of the parts of `[start, end)` of a run that are copied."""
-    opens, closes = map(len, keep or ("", ""))
-    for first, last in kept:
-        if start <= first and last <= end:
-            yield run.begin(first), run.end(first + opens)
-            yield run.begin(last - closes), run.end(last)
+def _unmarked(place: _Place, rest: str, keep: Keep) -> Aligned | None:
+    """A text that is only copied, without its marks. None if it has no marks, or marks that are not in order.
+
+    Args:
+        rest: the text outside of the marks.
+    """
+    text = _model_text(place)
+    spans = spans_between(text, keep) if keep else []
+    if keep is None or not spans or any(mark in rest for mark in keep):
+        return None
+    opens, closes = map(len, keep)
+    inner = [(start + opens, end - closes) for start, end in spans]
+    if any(not text[start:end].strip() or keep[0] in text[start:end] for start, end in inner):
+        return None
+    removed = {at for (a, d), (b, c) in zip(spans, inner, strict=True) for at in (*range(a, b), *range(c, d))}
+    sources = [(at, at + 1) for at in range(len(text)) if at not in removed]
+    new = "".join(text[at] for at, _ in sources)
+    if not place.run.marks or len(new) > LONGEST_ALIGNED:
+        return Aligned(new)
+    return Aligned(new, [(at, at + 1) for at in range(len(new))], sources, np.eye(len(new), dtype=np.float32))
 
 
 def _model_text(place: _Place) -> str:

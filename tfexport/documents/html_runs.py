@@ -60,9 +60,11 @@ COMMENT = "img"
 
 _REFERENCE = re.compile(r"&(?:#[0-9]{1,8}|#[xX][0-9a-fA-F]{1,8}|[A-Za-z][A-Za-z0-9]{0,40});?")
 
+_WORD = "A-Za-z0-9_À-ÖØ-öø-ɏ"
+"""Letters of e-mail addresses. Those of scripts without spaces would make an address of a whole sentence."""
 _ADDRESS = re.compile(
     r"(?:https?://|\bwww\.)(?:[^\s<>&]|&(?!#|(?:quot|apos|lt|gt|nbsp);))*(?<![.,;:!?'\")\]&])(?<!://)(?<!www\.)"
-    r"|(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+",
+    rf"|(?<![{_WORD}.+-])(?<!&amp;)[{_WORD}.+-]+@[{_WORD}-]+(?:\.[{_WORD}-]+)+",
     re.IGNORECASE,
 )
 """A web or e-mail address in text. It ends before punctuation, and before references to characters that addresses do not

@@ -125,11 +125,11 @@ class _Runs:
         if len(text) != end - start:  # a reference, such as &amp;
             self._run.text(text, begin, end)
             return
+        done = 0
         if begin < start:
             self._run.text(text[:1], begin, start + 1)
-            text, start = text[1:], start + 1
-        done = 0
-        for first, last in addresses(text, 0, len(text), self._keep):
+            done = 1
+        for first, last in addresses(text, done, len(text), self._keep):
             self._run.text(text[done:first], start + done, start + first)
             self._run.atom(text[first:last], start + first, start + last)
             done = last

@@ -100,7 +100,7 @@ def _joined(parts: Sequence[Part], to_escape: Collection[int]) -> tuple[str, lis
             text = escaped(text) if number in to_escape else text
             if text.endswith("!") and following.startswith("["):  # it would make an image of a link
                 text = f"{text[:-1]}\\!"
-            if text.startswith(":") and texts and texts[-1].endswith("]"):  # it would make a definition of a footnote
+            if text.startswith(":") and texts and re.fullmatch(r"\[\^.*\]", texts[-1]):  # a definition of a footnote
                 text = f"\\{text}"
         texts.append(text)
         places.append((length, length + len(text)))

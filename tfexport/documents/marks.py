@@ -92,7 +92,10 @@ def _node(source: str, run: Run, pair: Range, start: int, length: int, at: list[
             node = Node("", source=(at[first.start - start], at[first.end - start]), copied=raw, literal=literal)
         else:
             place = at[first.start - start]
-            is_inner = run.escape is None and raw.startswith(("<!", "<?"))
+            # In an element without text, what is before it begins the line.
+            before = run.marks[pair[0] - 1] if pair[0] else None
+            is_first = before is not None and before.kind == "open" and before.source[1] == first.source[0]
+            is_inner = run.escape is None and raw.startswith(("<!", "<?")) and not is_first
             node = Node(raw, source=(place, place), is_inner=is_inner)
         # In the document too: in `a [![b](c)](d) e`, the image has no space beside it.
         node.space_before = _is_space(run.text, first.start - 1) and _is_space(source, first.source[0] - 1)

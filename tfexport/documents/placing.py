@@ -264,7 +264,7 @@ class _Placer:
             return _best_part(node, within, gains, share, free)
         share = np.where([any(map(is_letter, unit)) for unit in self.units], share, 0.0)
         first, last = _best_part(node, within, gains, share, free)
-        if node.is_emphasis:
+        if node.is_emphasis and not _has_copy(node):
             first, last = self._within_letters(first, last)
         # Punctuation alone is no emphasis of words.
         return (first, first) if node.is_bare and not self._has_letters(first, last) else (first, last)
@@ -275,6 +275,10 @@ def _literal(node: Node) -> str | None:
     if node.copied is not None:
         return node.literal
     return next((_literal(child) for child in node.children if child.source == node.source), None)
+
+
+def _has_copy(node: Node) -> bool:
+    return any(child.copied is not None or _has_copy(child) for child in node.children)
 
 
 def _best_part(node: Node, within: Span, gains: Floats, share: Floats, free: NDArray[np.bool_]) -> Span:

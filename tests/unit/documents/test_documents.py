@@ -780,3 +780,83 @@ def test_links_without_words_are_copied(html: str, text: str) -> None:
         new = document.text([translate(one) for one in document.segments])
         assert Counter(tags(new)) == Counter(tags(html))
         assert Counter(new.replace(" ", "")) == Counter(html.replace(" ", ""))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Ein ~~<!-- a -->~~ Hund läuft", "~~<!-- a -->~~ Dog runs"),
+        ("Ein <b><!-- a --></b> Hund läuft", "<b><!-- a --></b> Dog runs"),
+        ("Ein <!-- a --><!-- b --> Hund läuft", "Dog <!-- a --><!-- b --> runs"),
+    ],
+)
+def test_a_comment_stays_in_its_element(text: str, expected: str) -> None:
+    assert placed(text, "Dog runs", [1, 2]) == expected
+
+
+@pytest.mark.parametrize("text", ["お問い合わせはinfo@x.deまでお願いします。", "请发邮件到info@x.de联系我们。"])
+def test_an_address_between_letters_without_spaces_ends_with_them(text: str) -> None:
+    for markup in ("html", "markdown"):
+        [segment] = taken_apart(text, markup).segments
+        assert segment.text == text
+        assert taken_apart(text, markup)._places[0].run.atoms == [(text.index("info"), text.index("info") + 9)]
+
+
+def test_a_part_of_an_address_is_no_address() -> None:
+    assert taken_apart("Ein max\\_muster@firma.de", "markdown")._places[0].run.atoms == []
+    assert taken_apart("Ein foo&amp;bar@x.de", "html")._places[0].run.atoms == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "markup"),
+    [
+        ("> ⟦# Titel⟧", "> \\# Titel", "markdown"),
+        ("⟦- a⟧", "\\- a", "markdown"),
+        ("<p>‹⟦b⟧></p>", "<p>‹b&gt;</p>", "html"),
+        (
+            "[⟦iPhone 15⟧]\n\n[⟦iPhone 15⟧]: http://x.y",
+            "[iPhone 15][⟦iPhone 15⟧]\n\n[⟦iPhone 15⟧]: http://x.y",
+            "markdown",
+        ),
+        ("`a` ⟦`b`⟧", "`a` `b`", "markdown"),
+        ("<p>⟦<b>x y</b>⟧ <i>5</i></p>", "<p><b>x y</b> <i>5</i></p>", "html"),
+        ("⟦a⟧\n ⟦b⟧ 1.", "a\n b 1.", None),
+    ],
+)
+def test_what_is_only_copied_stays_text(text: str, expected: str, markup: Markup | None) -> None:
+    found = kept_between(text, markup)
+    assert found.segments == []
+    assert found.text([]) == expected
+
+
+def test_tags_within_marks_are_kept() -> None:
+    found = kept_between("<p>(<b>(x))</b> 5</p>", "html", ("((", "))"))
+    assert tags(found.text([])) == ["<p>", "<b>", "</b>", "</p>"]
+    assert re.sub("<.*?>", "", found.text([])) == "x 5"
+
+
+@pytest.mark.parametrize("text", ["⟦⟧ 1", "⟦⟦a⟧⟧ 1.", "⟦a⟧ 1 ⟧", "⟦a⟧ ⟦ 1"])
+def test_marks_out_of_order_are_left_to_the_model_which_names_them(text: str) -> None:
+    for markup in (None, "html", "markdown"):
+        assert "".join(texts(kept_between(text, markup))) == text
+
+
+def test_text_that_is_only_copied_is_found_in_linear_time() -> None:
+    began = time.process_time()
+    assert kept_between("⟦x⟧\n" * 40_000, None).text([]) == "x\n" * 40_000
+    assert time.process_time() - began < 15
+
+
+@pytest.mark.parametrize(
+    ("source", "new", "to", "expected"),
+    [
+        ("Nutze **`--foo` Option** hier", "ここで--fooオプションを", "33311111222220", "ここで**`--foo`オプション**を"),
+        ("Nutze *die `[x]`* da", "その[x]を", "112223", "*その`[x]`*を"),
+    ],
+)
+def test_emphasis_with_code_keeps_its_edges(source: str, new: str, to: str, expected: str) -> None:
+    assert placed(source, new, [int(word) for word in to]) == expected
+
+
+def test_a_colon_after_a_link_has_no_backslash() -> None:
+    assert written([("[Hund][Hund]", -1), (": er", 0), ("\n\n[hund]: x", -1)]) == "[Hund][Hund]: er\n\n[hund]: x"
