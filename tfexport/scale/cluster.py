@@ -36,7 +36,7 @@ LAST_SHARDS = 8
 
 SECONDS_TO_ANSWER = 5.0
 """After which the head of a cluster counts as missing. Ray itself tries for many minutes."""
-_HOST_AND_PORT = re.compile(r"(?:ray://)?(?P<host>\[[^\]]+\]|[^/:\[\]]+):(?P<port>\d{1,5})/?")
+_HOST_AND_PORT = re.compile(r"(?P<host>\[[^\]]+\]|[^/:\[\]]+):(?P<port>\d{1,5})")
 
 
 def connect(address: str | None) -> None:
@@ -48,6 +48,11 @@ def connect(address: str | None) -> None:
     import ray
     from ray.exceptions import RayError
 
+    if address is not None and address.startswith("ray://"):
+        raise TfexportError(
+            f"{address} is an address of Ray Client, over which Ray Data does not run. Start the command on a machine of "
+            "the cluster, with --address auto."
+        )
     own: dict[str, Any] = {}
     if address is None:
         # A cluster has a dashboard or not. On this machine it would take memory, and a hundredth of a core.
@@ -74,7 +79,7 @@ def connect(address: str | None) -> None:
 def _require_answer(host: str, port: int) -> None:
     """Raises: OSError: no gRPC server answers at a port, as the head of a cluster does."""
     with socket.create_connection((host, port), SECONDS_TO_ANSWER) as connection:
-        if os.environ.get("RAY_USE_TLS") == "1":
+        if os.environ.get("RAY_USE_TLS", "").lower() in ("1", "true"):
             return
         # The start of HTTP/2 (RFC 9113, section 3.4) and empty settings. The server begins with its own settings, type 4.
         connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
@@ -92,6 +97,8 @@ def _own_signals() -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
+    except SystemExit as end:  # of the handler of Ray, during its start
+        raise SystemExit(128 + signal.SIGTERM if end.code == signal.SIGTERM else end.code) from end
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -103,7 +103,7 @@ class ClusterOptions(Options):
     address: str | None = option(
         None,
         metavar="ADDRESS",
-        help="The Ray cluster, as in ray://head:10001 or auto.",
+        help="The Ray cluster of this machine, as in auto or head:6379.",
         default_text="a new one on this machine",
         panel=_CLUSTER,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -119,12 +120,12 @@ def _json_lines(added: dict[str, list[Any]], records: Sequence[dict[str, Any]]) 
 
 def _records(table: pa.Table, source: CorpusFormat, reads: Sequence[str]) -> list[dict[str, Any]]:
     if source == "parquet":
-        table = _with_nanoseconds(table.rename_columns(_apart(table.column_names)))
-        try:
-            return [_plain(record) for record in table.to_pylist()]
-        except (pa.ArrowException, ValueError, OverflowError):  # of one value, which must not end the run
-            named = list(zip(table.column_names, table.columns, strict=True))
-            return [{name: _value(column[row]) for name, column in named} for row in range(len(table))]
+        table = table.rename_columns(_apart(table.column_names))
+        with suppress(pa.ArrowException, ValueError, OverflowError):  # of one value, which must not end the run
+            if not any(_has_times(field.type) for field in table.schema):
+                return [_plain(record) for record in table.to_pylist()]
+        named = list(zip(table.column_names, table.columns, strict=True))
+        return [{name: _value(column[row]) for name, column in named} for row in range(len(table))]
     raw: list[bytes] = table[RAW].to_pylist()
     if source == "text":
         columns = _text_columns(raw, reads)
@@ -136,22 +137,33 @@ def _records(table: pa.Table, source: CorpusFormat, reads: Sequence[str]) -> lis
     ]
 
 
-def _with_nanoseconds(table: pa.Table) -> pa.Table:
-    """A table whose times of nanoseconds are text. Python has microseconds."""
-    for place, field in enumerate(table.schema):
-        if field.type == pa.time64("ns"):
-            table = table.set_column(place, field.name, table[place].cast(pa.string()))
-    return table
+def _has_times(kind: pa.DataType) -> bool:
+    """Whether a type has times of day in 64 bits. Their nanoseconds, and times after 24 hours, are none of Python's."""
+    if pa.types.is_dictionary(kind):
+        return _has_times(kind.value_type)
+    return pa.types.is_time64(kind) or any(_has_times(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def _time(value: pa.Time64Scalar) -> str | int:
+    """A time of day as text, or the number that Arrow has."""
+    nanoseconds = value.value * (1000 if value.type.unit == "us" else 1)
+    seconds, rest = divmod(nanoseconds, 1_000_000_000)
+    if not 0 <= seconds < 24 * 60 * 60:
+        return int(value.value)
+    whole = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    return f"{whole}.{rest:09}".removesuffix("000") if rest else whole
 
 
 def _apart(names: Sequence[str]) -> list[str]:
     """These names, numbered where one comes again: a dictionary would keep its last value alone."""
     given, found = set(names), dict[str, None]()
+    numbers: dict[str, int] = {}
     for name in names:
-        number, own = 1, name
-        while own in found or (number > 1 and own in given):
+        number, own = numbers.get(name, 1), name
+        while own in found or (own != name and own in given):
             number += 1
             own = f"{name}_{number}"
+        numbers[name] = number
         found[own] = None
     return list(found)
 
@@ -192,19 +204,23 @@ def _value(value: pa.Scalar) -> Any:
 
     Text that is not UTF-8 gets replacement characters. A date or time that Python has not is the number that Arrow has.
     """
-    try:
-        return _plain(value.as_py())
-    except (pa.ArrowException, ValueError, OverflowError):
-        if isinstance(value, pa.StringScalar):
-            return value.as_buffer().to_pybytes().decode("utf-8", "replace")
-        if isinstance(value, pa.StructScalar):
-            names = _apart([field.name for field in value.type])
-            return {name: _value(value[n]) for n, name in enumerate(names)}
-        if isinstance(value, pa.MapScalar):
-            return [[_value(one[0]), _value(one[1])] for one in value.values]
-        if isinstance(value, pa.ListScalar):
-            return [_value(inner) for inner in value.values]
-        return _value(value.value) if isinstance(value.value, pa.Scalar) else value.value
+    if not value.is_valid:
+        return None
+    with suppress(pa.ArrowException, ValueError, OverflowError):
+        if not _has_times(value.type):
+            return _plain(value.as_py())
+    if isinstance(value, pa.StringScalar):
+        return value.as_buffer().to_pybytes().decode("utf-8", "replace")
+    if isinstance(value, pa.Time64Scalar):
+        return _time(value)
+    if isinstance(value, pa.StructScalar):
+        names = _apart([field.name for field in value.type])
+        return {name: _value(value[n]) for n, name in enumerate(names)}
+    if isinstance(value, pa.MapScalar):
+        return [[_value(one[0]), _value(one[1])] for one in value.values]
+    if isinstance(value, pa.ListScalar):
+        return [_value(inner) for inner in value.values]
+    return _value(value.value) if isinstance(value.value, pa.Scalar) else value.value
 
 
 def _parquet(table: pa.Table, added: dict[str, list[Any]], kinds: Mapping[str, Kind]) -> bytes:

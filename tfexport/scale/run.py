@@ -116,7 +116,7 @@ class ShardWriter:
         Raises:
             TfexportError: another run has begun in the folder.
         """
-        part, counts = self._output.part(shard), self._output.counts(shard)
+        part = self._output.part(shard)
         tries = Tries(self._output.tries / part.name, self._driver.name)
         statuses = read_counts(self._output, shard) if part.stamp() is not None else None
         if statuses is None:
@@ -127,29 +127,25 @@ class ShardWriter:
             rows = rows_of(function, values, f"{shard.file}:{shard.first}", tries)
             statuses = dict(Counter(row.status for row in rows))
             content = written(shard, table, rows, function, source=source.format, output=self._output.format)
-            # An actor outlives a killed driver for some seconds. A run without parts may have been replaced meanwhile.
-            self._require_own_run()
-            counts.write(json.dumps(statuses).encode())  # first: a part that is there has them
-            part.write(content)
-            try:
-                self._require_own_run()
-            except TfexportError:
-                part.remove()
-                raise
+            part.write(content, before=lambda: self._count(shard, statuses))  # a part that is there has its counts
         tries.remove()
         return statuses
 
-    def _require_own_run(self) -> None:
+    def _count(self, shard: Shard, statuses: Mapping[str, int]) -> None:
+        # An actor outlives a killed driver for some seconds. A run without parts may have been replaced meanwhile.
         if self._driver.began != self._output.manifest.stamp():
             raise TfexportError(f"another run has begun in {self._output.folder.uri}. Give another folder.")
+        self._output.counts(shard).write(json.dumps(statuses).encode())
 
 
 def read_counts(output: Output, shard: Shard) -> dict[str, int] | None:
     """Of a shard that is written, the number of its rows of each status. None if that is missing or damaged."""
     try:
-        return dict(json.loads(output.counts(shard).read()))
-    except (FileNotFoundError, ValueError, TypeError):
+        found = json.loads(output.counts(shard).read())
+    except (FileNotFoundError, ValueError):
         return None
+    is_whole = isinstance(found, dict) and all(isinstance(count, int) for count in found.values())
+    return found if is_whole and sum(found.values()) == shard.rows else None
 
 
 def _counted(output: Output) -> Iterator[Done]:

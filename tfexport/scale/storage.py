@@ -8,7 +8,7 @@ import os
 import posixpath
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -124,8 +124,11 @@ class Place:
         with self.system.open_input_stream(self.path, compression=None) as file:
             return bytes(file.read())
 
-    def write(self, content: bytes) -> None:
+    def write(self, content: bytes, before: Callable[[], None] = lambda: None) -> None:
         """Write a file that takes its name only when it is complete: then it replaces what has the name.
+
+        Args:
+            before: called when the content is written, before it takes its name. An exception leaves no file.
 
         Raises:
             OSError: it cannot be written.
@@ -135,10 +138,14 @@ class Place:
         if self.is_local:
             with whole_file(Path(self.path), Path(path, partial)) as file:
                 file.write(content)
+                file.flush()
+                os.fsync(file.fileno())  # it may take seconds
+                before()
             return
         try:
             with self.system.open_output_stream(f"{path}/{partial}", compression=None) as file:
                 file.write(content)
+            before()
             self.system.move(f"{path}/{partial}", self.path)
         except BaseException:
             with suppress(OSError):

@@ -290,7 +290,7 @@ def test_a_cluster_that_cannot_be_used_is_an_error(kind: type[Exception], monkey
         connect("head:9")
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1", "127.0.0.1:99999"])
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1", "127.0.0.1:99999"])
 def test_a_cluster_that_does_not_answer_is_an_error_before_ray_looks_for_it(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,12 +299,33 @@ def test_a_cluster_that_does_not_answer_is_an_error_before_ray_looks_for_it(
         connect(address)
 
 
+def test_ray_client_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray Data does not run over it"))
+    with pytest.raises(TfexportError, match="Start the command on a machine of the cluster, with --address auto"):
+        connect("ray://head:10001")
+
+
+@pytest.mark.parametrize(("code", "status"), [(15, 143), (3, 3)])
+def test_a_signal_while_ray_starts_has_its_own_status(monkeypatch: pytest.MonkeyPatch, code: int, status: int) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def init(**_: Any) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        sys.exit(code)
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(SystemExit) as ended:
+        connect("auto")
+    assert ended.value.code == status
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
 def test_a_cluster_that_answers_is_left_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
     asked: list[tuple[str, int]] = []
     monkeypatch.setattr(ray, "init", lambda **options: given.append(options["address"]))
     monkeypatch.setattr(cluster, "_require_answer", lambda *of: asked.append(of))
-    addresses = ["ray://127.0.0.1:10001", "[::1]:6379", "auto", "local", "k8s://head:1"]
+    addresses = ["127.0.0.1:10001", "[::1]:6379", "auto", "local", "k8s://head:1"]
     for one in addresses:
         connect(one)
     assert given == addresses

@@ -82,6 +82,13 @@ def test_a_grpc_server_may_be_a_cluster() -> None:
         cluster._require_answer("127.0.0.1", port)
 
 
+@pytest.mark.parametrize("value", ["1", "true", "True"])
+def test_a_cluster_with_tls_is_left_to_ray(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("RAY_USE_TLS", value)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        cluster._require_answer("127.0.0.1", server.getsockname()[1])
+
+
 def test_an_empty_address_is_an_error() -> None:
     with pytest.raises(TfexportError, match="--address is empty"):
         ClusterOptions(address="")

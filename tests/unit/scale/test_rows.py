@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from codecs import BOM_UTF8
 from typing import Any
 
@@ -234,10 +235,40 @@ def test_names_of_json_that_come_again_are_kept() -> None:
     }
 
 
-def test_nanoseconds_of_times_are_written_as_json() -> None:
-    nanoseconds = 45_296_123_456_789
-    table = pa.table({"text": ["a", "b"], "t": pa.array([nanoseconds, None], pa.time64("ns"))})
-    assert [row["t"] for row in json_rows(table, [ok("x")] * 2, "parquet")] == ["12:34:56.123456789", None]
+@pytest.mark.parametrize(
+    ("unit", "value", "text"),
+    [
+        ("ns", 45_296_123_456_789, "12:34:56.123456789"),
+        ("ns", 45_296_123_456_000, "12:34:56.123456"),
+        ("ns", 45_296_000_000_000, "12:34:56"),
+        ("ns", 1, "00:00:00.000000001"),
+        ("ns", -1, -1),
+        ("us", 1, "00:00:00.000001"),
+        ("us", 86_400_000_000, 86_400_000_000),
+        ("us", None, None),
+    ],
+)
+def test_times_are_written_as_json(unit: str, value: int | None, text: object) -> None:
+    times = pa.array([value], pa.int64()).view(pa.time64(unit))
+    columns = {
+        "flat": times,
+        "list": pa.ListArray.from_arrays([0, 1], times),
+        "record": pa.StructArray.from_arrays([times], ["x"]),
+        "map": pa.MapArray.from_arrays(pa.array([0, 1], pa.int32()), pa.array(["k"]), times),
+        "dictionary": pa.DictionaryArray.from_arrays([0], times),
+    }
+    [row] = json_rows(pa.table({"text": ["a"], **columns}), [ok("x")], "parquet")
+    found = [row["flat"], row["list"], row["record"], row["map"], row["dictionary"]]
+    assert found == [text, [text], {"x": text}, [["k", text]], text]
+
+
+def test_names_that_come_many_times_are_numbered_in_linear_time() -> None:
+    line = b'{"text": "Ein Hund.", "a_7": 0, %s}\n' % b", ".join([b'"a": 1'] * 60_000)
+    began = time.process_time()
+    [row] = json_rows(lines(line), [ok("x")], "jsonl")
+    assert time.process_time() - began < 10
+    assert row.keys() >= {"a", "a_2", "a_6", "a_8", "a_60001"}
+    assert row["a_7"] == 0
 
 
 def test_maps_have_one_shape_also_beside_a_damaged_value() -> None:

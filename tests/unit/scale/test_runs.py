@@ -267,10 +267,13 @@ def test_a_run_goes_on_whenever_it_ended(corpus: Corpus, monkeypatch: pytest.Mon
     """Its process ends after so many files, of which each shard has two: also a part has its counts then."""
     write, written = Place.write, []
 
-    def ends(place: Place, content: bytes) -> None:
-        if len(written) == writes:
-            raise Killed
-        write(place, content)
+    def ends(place: Place, content: bytes, before: Any = lambda: None) -> None:
+        def last() -> None:
+            before()
+            if len(written) == writes:
+                raise Killed
+
+        write(place, content, last)
         written.append(place)
 
     with monkeypatch.context() as patch:
@@ -285,10 +288,10 @@ def test_a_run_goes_on_whenever_it_ended(corpus: Corpus, monkeypatch: pytest.Mon
 def test_a_part_that_cannot_be_written_is_an_error_and_no_part(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     write = Place.write
 
-    def full(place: Place, content: bytes) -> None:
+    def full(place: Place, content: bytes, **given: Any) -> None:
         if place.uri.endswith(SHARDS[1].name("text")):
             raise OSError(28, "No space left on device")
-        write(place, content)
+        write(place, content, **given)
 
     with monkeypatch.context() as patch:
         patch.setattr(Place, "write", full)
@@ -323,7 +326,9 @@ def test_a_part_that_is_there_is_left_alone(corpus: Corpus) -> None:
     assert corpus.output.part(SHARDS[0]).read() == b"by another actor\n"
 
 
-@pytest.mark.parametrize("content", [None, b"", b"7", b"{"])
+@pytest.mark.parametrize(
+    "content", [None, b"", b"7", b"{", b"[]", b"{}", b'{"ok": 5}', b'{"ok": null}', b'{"ok": "x"}']
+)
 def test_a_part_without_its_counts_is_written_again(corpus: Corpus, content: bytes | None) -> None:
     corpus.run()
     corpus.output.counts(SHARDS[1]).remove()
@@ -361,23 +366,34 @@ def test_an_actor_of_a_run_that_was_replaced_writes_nothing(corpus: Corpus) -> N
     assert corpus.output.done() == set()
 
 
-def test_a_part_that_was_written_while_another_run_began_is_removed(
+def test_a_part_that_is_ready_when_another_run_has_begun_does_not_replace_its_part(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = runs.ShardWriter(corpus.manifest, corpus.output, corpus.task, runs.Driver.of(corpus.output))
     shards = runs.read_files({"file": [0]}, corpus.manifest, set())
     write = Place.write
 
-    def replaced(place: Place, content: bytes) -> None:
-        if place == corpus.output.part(SHARDS[0]):
+    def replaced(place: Place, content: bytes, before: Any = lambda: None) -> None:
+        """The other run writes the same part while this one is on its way to the disk."""
+        if place != corpus.output.part(SHARDS[0]):
+            write(place, content, before)
+            return
+
+        def meanwhile() -> None:
             monkeypatch.setattr(Place, "write", write)
-            replace(corpus.manifest, rows_per_shard=300).begin(corpus.output, resume=False)
-        write(place, content)
+            replace(corpus.manifest, options={"beam": 7}).begin(corpus.output, resume=False)
+            corpus.output.counts(SHARDS[0]).write(b'{"empty": 2}')
+            place.write(b"of the other run\n")
+            before()
+
+        write(place, content, meanwhile)
 
     monkeypatch.setattr(Place, "write", replaced)
     (error,) = writer(next(shards))["error"].to_pylist()
     assert error.startswith("another run has begun")
-    assert corpus.output.done() == set()
+    assert corpus.output.part(SHARDS[0]).read() == b"of the other run\n"
+    assert runs.read_counts(corpus.output, SHARDS[0]) == {"empty": 2}
+    assert [name for name in corpus.output.folder.names() if name.startswith(".")] == []
 
 
 def test_a_run_that_is_complete_leaves_no_tries(corpus: Corpus) -> None:
