@@ -90,9 +90,11 @@ class Document:
         done, last = 0, ""
         changed: dict[Span, str] = {}
         rewritten = deque(self._rewritten)
+        if len(translations) != len(self.segments):
+            raise ValueError(f"{len(translations)} translations of {len(self.segments)} segments")
         given = iter(translations)
         for number, (place, segment) in enumerate(zip(self._places, self._parts, strict=True)):
-            new = next(given) if place.copied is None else place.copied
+            new = place.copied or next(given)
             if new is None or (place.run.escape is None and not new.text.strip()):
                 last = ""
                 continue

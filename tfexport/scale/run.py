@@ -132,6 +132,7 @@ class ShardWriter:
         return statuses
 
     def _count(self, shard: Shard, statuses: Mapping[str, int]) -> None:
+        """Write the counts of a part that is ready, if it is one of this run."""
         # An actor outlives a killed driver for some seconds. A run without parts may have been replaced meanwhile.
         if self._driver.began != self._output.manifest.stamp():
             raise TfexportError(f"another run has begun in {self._output.folder.uri}. Give another folder.")
