@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 
-import numpy as np
-
 from tfexport.documents.html_runs import html_runs
 from tfexport.documents.joining import glue
 from tfexport.documents.markdown_runs import markdown_runs
@@ -25,9 +23,6 @@ from tfexport.documents.placing import Aligned, place_all, units
 from tfexport.documents.rendering import rendered
 from tfexport.documents.runs import Run
 from tfexport.documents.splitting import Keep, Span, as_words, has_words, pieces, sentence_spans, spans_between, trimmed
-
-LONGEST_ALIGNED = 2000
-"""Characters of a text that is only copied, up to which its tags stay at their letters."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ class _Place:
     end: int
     touches: bool
     """Whether it directly follows the segment before it."""
-    copied: Aligned | None = None
+    copied: str | None = None
     """Its text in the output, if it is only copied: it is no segment then."""
 
 
@@ -94,7 +89,7 @@ class Document:
             raise ValueError(f"{len(translations)} translations of {len(self.segments)} segments")
         given = iter(translations)
         for number, (place, segment) in enumerate(zip(self._places, self._parts, strict=True)):
-            new = place.copied or next(given)
+            new = next(given) if place.copied is None else Aligned(place.copied)
             if new is None or (place.run.escape is None and not new.text.strip()):
                 last = ""
                 continue
@@ -168,7 +163,7 @@ def document(
             for first, to in found:
                 copied = None
                 if whole and not has_words(rest := _without(run.text, whole, first, to)):
-                    copied = _unmarked(_Place(run, first, to, False), rest, keep)
+                    copied = _unmarked(source, _Place(run, first, to, False), rest, keep)
                     if copied is None and not (keep and any(mark in run.text[first:to] for mark in keep)):
                         continue
                 places.append(_Place(run, first, to, first == last, copied))
@@ -215,8 +210,10 @@ def _without(text: str, copied: Sequence[Span], start: int, end: int) -> str:
     return "".join([*parts, text[done:end]])
 
 
-def _unmarked(place: _Place, rest: str, keep: Keep) -> Aligned | None:
-    """A text that is only copied, without its marks. None if it has no marks, or marks that are not in order.
+def _unmarked(source: str, place: _Place, rest: str, keep: Keep) -> str | None:
+    """A text that is only copied, without its marks.
+
+    None if it has no marks, marks that are not in order, or tags: the alignments of a translation tell their places.
 
     Args:
         rest: the text outside of the marks.
@@ -226,15 +223,17 @@ def _unmarked(place: _Place, rest: str, keep: Keep) -> Aligned | None:
     if keep is None or not spans or any(mark in rest for mark in keep):
         return None
     opens, closes = map(len, keep)
-    inner = [(start + opens, end - closes) for start, end in spans]
-    if any(not text[start:end].strip() or keep[0] in text[start:end] for start, end in inner):
+    inner = [text[start + opens : end - closes] for start, end in spans]
+    if (
+        any(not one.strip() or keep[0] in one for one in inner)
+        or nodes_of(source, place.run, place.start, place.end)[0]
+    ):
         return None
-    removed = {at for (a, d), (b, c) in zip(spans, inner, strict=True) for at in (*range(a, b), *range(c, d))}
-    sources = [(at, at + 1) for at in range(len(text)) if at not in removed]
-    new = "".join(text[at] for at, _ in sources)
-    if not place.run.marks or len(new) > LONGEST_ALIGNED:
-        return Aligned(new)
-    return Aligned(new, [(at, at + 1) for at in range(len(new))], sources, np.eye(len(new), dtype=np.float32))
+    parts, done = [], 0
+    for (start, end), one in zip(spans, inner, strict=True):
+        parts += [text[done:start], one]
+        done = end
+    return "".join([*parts, text[done:]])
 
 
 def _model_text(place: _Place) -> str:

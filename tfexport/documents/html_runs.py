@@ -60,11 +60,12 @@ COMMENT = "img"
 
 _REFERENCE = re.compile(r"&(?:#[0-9]{1,8}|#[xX][0-9a-fA-F]{1,8}|[A-Za-z][A-Za-z0-9]{0,40});?")
 
-_WORD = "A-Za-z0-9_À-ÖØ-öø-ɏ"
-"""Letters of e-mail addresses. Those of scripts without spaces would make an address of a whole sentence."""
+_UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3040-\u30ff\u3130-\u318f\u3400-\u9fff\uac00-\ud7af"
+"""Letters of scripts without spaces. With them, a whole sentence would be an e-mail address."""
+_WORD = rf"[^\W{_UNSPACED}]"
 _ADDRESS = re.compile(
     r"(?:https?://|\bwww\.)(?:[^\s<>&]|&(?!#|(?:quot|apos|lt|gt|nbsp);))*(?<![.,;:!?'\")\]&])(?<!://)(?<!www\.)"
-    rf"|(?<![{_WORD}.+-])(?<!&amp;)[{_WORD}.+-]+@[{_WORD}-]+(?:\.[{_WORD}-]+)+",
+    rf"|(?<!{_WORD})(?<![.+-])(?<!&amp;)(?:{_WORD}|[.+-])+@(?:{_WORD}|-)+(?:\.(?:{_WORD}|-)+)+",
     re.IGNORECASE,
 )
 """A web or e-mail address in text. It ends before punctuation, and before references to characters that addresses do not

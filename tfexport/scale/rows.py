@@ -20,6 +20,9 @@ WHOLE = "input_json"
 """In Parquet the column that has a row of JSON lines as it is: these have no schema."""
 
 
+_NANOSECONDS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1000, "ns": 1}
+
+
 def texts(table: pa.Table, format: CorpusFormat, columns: Sequence[str]) -> list[object]:
     """The texts of a shard as a `RowFunction` takes them; a `Row` for one that cannot be had."""
     if format == "parquet":
@@ -138,15 +141,15 @@ def _records(table: pa.Table, source: CorpusFormat, reads: Sequence[str]) -> lis
 
 
 def _has_times(kind: pa.DataType) -> bool:
-    """Whether a type has times of day in 64 bits. Their nanoseconds, and times after 24 hours, are none of Python's."""
+    """Whether a type has times of day. Their nanoseconds, and times after 24 hours, are none of Python's."""
     if pa.types.is_dictionary(kind):
         return _has_times(kind.value_type)
-    return pa.types.is_time64(kind) or any(_has_times(kind.field(number).type) for number in range(kind.num_fields))
+    return pa.types.is_time(kind) or any(_has_times(kind.field(number).type) for number in range(kind.num_fields))
 
 
-def _time(value: pa.Time64Scalar) -> str | int:
+def _time(value: pa.Time32Scalar | pa.Time64Scalar) -> str | int:
     """A time of day as text, or the number that Arrow has."""
-    nanoseconds = value.value * (1000 if value.type.unit == "us" else 1)
+    nanoseconds = value.value * _NANOSECONDS[value.type.unit]
     seconds, rest = divmod(nanoseconds, 1_000_000_000)
     if not 0 <= seconds < 24 * 60 * 60:
         return int(value.value)
@@ -211,7 +214,7 @@ def _value(value: pa.Scalar) -> Any:
             return _plain(value.as_py())
     if isinstance(value, pa.StringScalar):
         return value.as_buffer().to_pybytes().decode("utf-8", "replace")
-    if isinstance(value, pa.Time64Scalar):
+    if isinstance(value, pa.Time32Scalar | pa.Time64Scalar):
         return _time(value)
     if isinstance(value, pa.StructScalar):
         names = _apart([field.name for field in value.type])

@@ -127,16 +127,19 @@ class ShardWriter:
             rows = rows_of(function, values, f"{shard.file}:{shard.first}", tries)
             statuses = dict(Counter(row.status for row in rows))
             content = written(shard, table, rows, function, source=source.format, output=self._output.format)
-            part.write(content, before=lambda: self._count(shard, statuses))  # a part that is there has its counts
+            part.write(content, before=lambda: self._count(shard, statuses))
         tries.remove()
         return statuses
 
     def _count(self, shard: Shard, statuses: Mapping[str, int]) -> None:
-        """Write the counts of a part that is ready, if it is one of this run."""
+        """Write the counts of a part that is ready, if it is one of this run: a part that is there has them."""
+        self._output.counts(shard).write(json.dumps(statuses).encode(), before=self._require_own_run)
+        self._require_own_run()  # the counts may have been on their way for long
+
+    def _require_own_run(self) -> None:
         # An actor outlives a killed driver for some seconds. A run without parts may have been replaced meanwhile.
         if self._driver.began != self._output.manifest.stamp():
             raise TfexportError(f"another run has begun in {self._output.folder.uri}. Give another folder.")
-        self._output.counts(shard).write(json.dumps(statuses).encode())
 
 
 def read_counts(output: Output, shard: Shard) -> dict[str, int] | None:

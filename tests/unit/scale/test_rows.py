@@ -246,10 +246,16 @@ def test_names_of_json_that_come_again_are_kept() -> None:
         ("us", 1, "00:00:00.000001"),
         ("us", 86_400_000_000, 86_400_000_000),
         ("us", None, None),
+        ("ms", 45_296_120, "12:34:56.120000"),
+        ("ms", 86_400_000, 86_400_000),
+        ("s", 45_296, "12:34:56"),
+        ("s", -1, -1),
     ],
 )
 def test_times_are_written_as_json(unit: str, value: int | None, text: object) -> None:
-    times = pa.array([value], pa.int64()).view(pa.time64(unit))
+    is_long = unit in ("us", "ns")
+    numbers = pa.array([value], pa.int64() if is_long else pa.int32())
+    times = numbers.view((pa.time64 if is_long else pa.time32)(unit))
     columns = {
         "flat": times,
         "list": pa.ListArray.from_arrays([0, 1], times),

@@ -396,6 +396,27 @@ def test_a_part_that_is_ready_when_another_run_has_begun_does_not_replace_its_pa
     assert [name for name in corpus.output.folder.names() if name.startswith(".")] == []
 
 
+def test_a_run_that_begins_while_counts_are_written_keeps_its_own(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = runs.ShardWriter(corpus.manifest, corpus.output, corpus.task, runs.Driver.of(corpus.output))
+    shards = runs.read_files({"file": [0]}, corpus.manifest, set())
+    write = Place.write
+
+    def replaced(place: Place, content: bytes, before: Any = lambda: None) -> None:
+        if place == corpus.output.counts(SHARDS[0]):
+            monkeypatch.setattr(Place, "write", write)
+            write(place, content, before)
+            replace(corpus.manifest, options={"beam": 7}).begin(corpus.output, resume=False)
+        else:
+            write(place, content, before)
+
+    monkeypatch.setattr(Place, "write", replaced)
+    (error,) = writer(next(shards))["error"].to_pylist()
+    assert error.startswith("another run has begun")
+    assert corpus.output.done() == set()
+
+
 def test_a_run_that_is_complete_leaves_no_tries(corpus: Corpus) -> None:
     corpus.run()
     left = Path(corpus.output.tries.uri, SHARDS[1].name("text"), "shard-0")
