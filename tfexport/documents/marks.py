@@ -95,8 +95,8 @@ def _node(source: str, run: Run, pair: Range, start: int, length: int, at: list[
             # In an element without text, what is before it begins the line.
             before = run.marks[pair[0] - 1] if pair[0] else None
             is_first = before is not None and before.kind == "open" and before.source[1] == first.source[0]
-            is_inner = run.escape is None and raw.startswith(("<!", "<?")) and not is_first
-            node = Node(raw, source=(place, place), is_inner=is_inner)
+            cannot_begin = run.escape is None and raw.startswith(("<!", "<?")) and not is_first
+            node = Node(raw, source=(place, place), cannot_begin=cannot_begin)
         # In the document too: in `a [![b](c)](d) e`, the image has no space beside it.
         node.space_before = _is_space(run.text, first.start - 1) and _is_space(source, first.source[0] - 1)
         node.space_after = _is_space(run.text, first.end) and _is_space(source, first.source[1])

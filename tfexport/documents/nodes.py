@@ -30,8 +30,8 @@ class Node:
     """Whether it was open before the sentence."""
     ends: bool = False
     """Whether it stays open after the sentence."""
-    is_inner: bool = False
-    """Whether it cannot begin the translation. A comment at the start of a line of Markdown would begin a block of HTML."""
+    cannot_begin: bool = False
+    """A comment at the start of a line of Markdown would begin a block of HTML."""
     children: list[Node] = field(default_factory=list)
 
     @property

@@ -236,7 +236,7 @@ class _Placer:
             # Nothing can be before an element that was open before the sentence, or after one that stays open.
             if (first < place or other.begins) and (place < last or other.ends):
                 place = first if node.source[0] <= other.source[0] else last
-        if node.is_inner and place == 0:
+        if node.cannot_begin and place == 0:
             place = min(high, max([1, *(other.at[1] for other in elements if other.at[0] == 0)]))
         return place, place
 

@@ -213,6 +213,11 @@ class Corpus:
             if table["first"][0].as_py() not in self.lost:
                 yield from writer(table).to_pylist()
 
+    def actor(self) -> tuple[runs.ShardWriter, Iterator[Any]]:
+        """An actor of this run, and the shards of its input."""
+        writer = runs.ShardWriter(self.manifest, self.output, self.task, runs.Driver.of(self.output))
+        return writer, runs.read_files({"file": [0]}, self.manifest, set())
+
     def run(self) -> list[Shard]:
         """The shards that were done."""
         return [done.shard for done in runs.run(self.manifest, self.output, self.task, ClusterOptions())]
@@ -356,8 +361,7 @@ def test_actors_fill_gpus(gpus: float) -> None:
 
 
 def test_an_actor_of_a_run_that_was_replaced_writes_nothing(corpus: Corpus) -> None:
-    writer = runs.ShardWriter(corpus.manifest, corpus.output, corpus.task, runs.Driver.of(corpus.output))
-    shards = runs.read_files({"file": [0]}, corpus.manifest, set())
+    writer, shards = corpus.actor()
     assert writer(next(shards))["error"].to_pylist() == [""]
     corpus.output.part(SHARDS[0]).remove()
     replace(corpus.manifest, rows_per_shard=300).begin(corpus.output, resume=False)
@@ -369,8 +373,7 @@ def test_an_actor_of_a_run_that_was_replaced_writes_nothing(corpus: Corpus) -> N
 def test_a_part_that_is_ready_when_another_run_has_begun_does_not_replace_its_part(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = runs.ShardWriter(corpus.manifest, corpus.output, corpus.task, runs.Driver.of(corpus.output))
-    shards = runs.read_files({"file": [0]}, corpus.manifest, set())
+    writer, shards = corpus.actor()
     write = Place.write
 
     def replaced(place: Place, content: bytes, before: Any = lambda: None) -> None:
@@ -399,8 +402,7 @@ def test_a_part_that_is_ready_when_another_run_has_begun_does_not_replace_its_pa
 def test_a_run_that_begins_while_counts_are_written_keeps_its_own(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = runs.ShardWriter(corpus.manifest, corpus.output, corpus.task, runs.Driver.of(corpus.output))
-    shards = runs.read_files({"file": [0]}, corpus.manifest, set())
+    writer, shards = corpus.actor()
     write = Place.write
 
     def replaced(place: Place, content: bytes, before: Any = lambda: None) -> None:
