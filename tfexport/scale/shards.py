@@ -37,6 +37,8 @@ _NOT_TEXT = {
     "lz4": b"\x04\x22\x4d\x18",
     "zip": b"PK\x03\x04",
     "Parquet": b"PAR1\x15",
+    "UTF-16": b"\xff\xfe",
+    "UTF-16 with the high byte first": b"\xfe\xff",
 }
 """First bytes of files that would be read as lines of nonsense."""
 _NAME = re.compile(r"part-(\d{5,})-(\d{12,})-(\d+)\.(?:parquet|jsonl|txt)")
@@ -121,10 +123,12 @@ class Input:
             raise _unreadable(self, error) from error
         if kind is not None:
             ends = {name: end for end, name in COMPRESSED.items()} | {"Parquet": ".parquet"}
-            what = (
-                f"Give it a name that ends with {ends[kind]}" if kind in ends else "Unpack it, or compress it with gzip"
-            )
-            raise TfexportError(f"{self.place.uri} is {kind}, no text. {what}.")
+            what = "Unpack it, or compress it with gzip"
+            if kind in ends:
+                what = f"Give it a name that ends with {ends[kind]}"
+            elif kind.startswith("UTF-16"):
+                what = "Write it in UTF-8"
+            raise TfexportError(f"{self.place.uri} is {kind}, not text in UTF-8. {what}.")
 
 
 def _kind_of_bytes(start: bytes) -> str | None:
