@@ -106,15 +106,8 @@ MARKDOWN = (
         "~~Ein~~",
         "\n\n---\n\n",
         "\n\n> [!NOTE]\n> ",
-        " $x_1 < y$ ",
-        "\n\n$$\nx. y\n$$\n\n",
-        "$5 ",
-        " {#id}\n\n",
     ),
 )
-
-
-MATH = ("InlineMath", "DisplayMath")
 
 
 def plain_text(source: random.Random) -> str:
@@ -225,10 +218,9 @@ def seen(markdown: str) -> list[str]:
 
 
 def codes(markdown: str) -> list[str]:
-    """The code spans and the math of Markdown, with single spaces."""
+    """The code spans of Markdown, with single spaces."""
     found = events(markdown[front_matter(markdown) :])
-    texts = (event.get(kind) for event, _, _ in found if isinstance(event, dict) for kind in ("Code", *MATH))
-    return [" ".join(text.split()) for text in texts if text is not None]
+    return [" ".join(event["Code"].split()) for event, _, _ in found if isinstance(event, dict) and "Code" in event]
 
 
 _TAG = re.compile(r"<(/?)([a-z]+)[^>]*>")

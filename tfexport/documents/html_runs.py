@@ -50,9 +50,6 @@ SYMBOLS = frozenset({"a"})
 """Elements that are copied if they have neither letters nor digits, such as the link at a heading. The model would read
 `Vorwort¶`."""
 
-ITEMS = frozenset({"a", "label"})
-"""Elements that are sentences of their own if they touch, as in a menu without white space."""
-
 VOID = frozenset(
     {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr"}
 )
@@ -190,11 +187,6 @@ class _Reader(HTMLParser):
             yield kind, name, start, end, kept and kind == "open"
 
 
-def _opens(name: str, waiting: deque[Piece]) -> bool:
-    """Whether the next piece is the opening tag of an element."""
-    return bool(waiting) and waiting[0][:2] == ("open", name)
-
-
 class _Runs:
     """Builds runs from pieces."""
 
@@ -226,8 +218,6 @@ class _Runs:
             else:
                 add = self._run.open if kind == "open" else self._run.close
                 add(name, start, end)
-                if kind == "close" and name in ITEMS and self._run.ends_with_word and _opens(name, waiting):
-                    self._end()
         self._end()
         return self._found
 

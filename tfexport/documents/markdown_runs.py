@@ -1,4 +1,4 @@
-"""Runs of text in Markdown of CommonMark and GitHub, found by pulldown-cmark.
+"""Runs of text in Markdown of CommonMark and GitHub, without math, found by pulldown-cmark.
 
 Everything outside runs is copied: code blocks, link addresses, and the marks of headings, lists, quotations and alerts.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -56,7 +56,7 @@ class _Runs:
         self._label: str | None = None
         """The label of the current link, if its text is its label."""
 
-    def of(self, events: Iterable[tuple[Any, int, int]]) -> list[Run]:
+    def of(self, events: Iterator[tuple[Any, int, int]]) -> list[Run]:
         """The runs of events, in order."""
         waiting = deque((*_named(event), start + self._offset, end + self._offset) for event, start, end in events)
         while waiting:
@@ -116,7 +116,7 @@ class _Runs:
             self._text(str(about), self._begin(start), start, end)
         elif kind == "SoftBreak":
             self._run.text(" ", start, end)
-        elif kind in ("Code", "InlineMath", "DisplayMath"):
+        elif kind == "Code":
             self._run.atom(" ".join(str(about).split()), start, end)
         else:  # the box of a task list, the number of a footnote
             self._run.point(start, end)

@@ -1,27 +1,24 @@
-"""Markdown of CommonMark and GitHub, with math: what pulldown-cmark reads, and escapes of text."""
+"""Markdown of CommonMark and GitHub, without math: what pulldown-cmark reads, and escapes of text."""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
 from tfexport.system.imports import import_failure
 
 _TO_ESCAPE = re.compile(
-    r"[\\`\[\]|$]|(?<!\s)[*~]|[*~](?!\s)|(?<![^\W_])_(?!(?<=\s_)\s)|(?<=[^\W_])_(?![^\W_])|<(?=[A-Za-z/!?]|$)|&(?=#?\w|$)"
-    r"|^\s*\d*(?P<first>[-+*=>#.)])|(?<=\s)#(?=#*\s*$)|\}(?=\s*$)"
+    r"[\\`\[\]|]|(?<!\s)[*~]|[*~](?!\s)|(?<![^\W_])_(?!(?<=\s_)\s)|(?<=[^\W_])_(?![^\W_])|<(?=[A-Za-z/!?]|$)|&(?=#?\w|$)"
+    r"|^\s*\d*(?P<first>[-+*=>#.)])|(?<=\s)#(?=#*\s*$)"
 )
 """Characters that may be markup, whatever is around the text. A star, a tilde or an underscore between spaces is none, nor
 is an underscore within a word."""
 _FRONT_MATTER = re.compile(
     r"\A\ufeff?(?:---[ \t]*\r?\n.*?^(?:---|\.\.\.)|\+\+\+[ \t]*\r?\n.*?^\+\+\+)[ \t]*\r?$", re.DOTALL | re.MULTILINE
 )
-
-Event = tuple[Any, int, int]
-"""What the parser read, and its characters `[from, to)`."""
 
 Part = tuple[str, int]
 """A part of a document, and the number of the segment whose text it is; -1 for a part that is copied."""
@@ -33,8 +30,8 @@ def front_matter(text: str) -> int:
     return front.end() if front else 0
 
 
-def events(text: str) -> list[Event]:
-    """The parser's events for a text. Dollar signs are math unless some of them are prices.
+def events(text: str) -> Iterator[tuple[Any, int, int]]:
+    """The parser's events for a text, with their characters `[from, to)`.
 
     Raises:
         RuntimeUnavailable: pyromark is not installed.
@@ -46,26 +43,14 @@ def events(text: str) -> list[Event]:
         raise import_failure(error, "pyromark", absent) from error
     read = pyromark.Options
     options = read.ENABLE_TABLES | read.ENABLE_STRIKETHROUGH | read.ENABLE_TASKLISTS | read.ENABLE_FOOTNOTES
-    options |= read.ENABLE_GFM | read.ENABLE_HEADING_ATTRIBUTES
-    found = list(_in_characters(text, pyromark.events_with_range(text, options=options | read.ENABLE_MATH)))
-    if any("InlineMath" in event and _is_price(text, start, end) for event, start, end in found):
-        found = list(_in_characters(text, pyromark.events_with_range(text, options=options)))
-    return found
-
-
-def _in_characters(text: str, found: Iterable[tuple[Any, Mapping[str, int]]]) -> Iterator[Event]:
-    """Events whose places are characters; the parser counts bytes."""
+    options |= read.ENABLE_GFM  # alerts
+    found = pyromark.events_with_range(text, options=options)
     if text.isascii():
         yield from ((event, place["start"], place["end"]) for event, place in found)
         return
     starts = list(accumulate(len(letter.encode("utf-8", "surrogatepass")) for letter in text))
-    for event, place in found:
+    for event, place in found:  # the place is in bytes
         yield event, bisect_right(starts, place["start"]), bisect_right(starts, place["end"])
-
-
-def _is_price(text: str, start: int, end: int) -> bool:
-    """Whether dollar signs around `[start, end)` touch a letter or a digit: `5$ or 6$` and `$5/$6` are no math."""
-    return text[start - 1 : start].isalnum() or text[end : end + 1].isalnum()
 
 
 def escaped(text: str) -> str:

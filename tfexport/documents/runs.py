@@ -172,10 +172,5 @@ class RunBuilder:
     def has_text(self) -> bool:
         return bool(self._letters)
 
-    @property
-    def ends_with_word(self) -> bool:
-        """Whether the last character is a letter or a digit, and no element is open."""
-        return not self._opened and bool(self._letters) and self._letters[-1].isalnum()
-
     def _add(self, kind: Kind, start: int, end: int, partner: int = -1, written: str | None = None) -> None:
         self._marks.append(Mark(kind, len(self._letters), len(self._letters), (start, end), partner, written))
