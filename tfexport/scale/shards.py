@@ -30,17 +30,23 @@ LONGEST_ROW = 1 << 30
 RAW = "raw"
 """The column of lines that are not parsed yet."""
 _NOT_TEXT = {
-    "gzip": b"\x1f\x8b",
-    "zstd": b"\x28\xb5\x2f\xfd",
-    "bz2": b"BZh91AY&SY",
-    "xz": b"\xfd7zXZ\x00",
-    "lz4": b"\x04\x22\x4d\x18",
-    "zip": b"PK\x03\x04",
-    "Parquet": b"PAR1\x15",
-    "UTF-16": b"\xff\xfe",
-    "UTF-16 with the high byte first": b"\xfe\xff",
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh91AY&SY": "bz2",
+    b"\xfd7zXZ\x00": "xz",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"PK\x03\x04": "zip",
+    b"PAR1\x15": "Parquet",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
 }
-"""First bytes of files that would be read as lines of nonsense."""
+"""First bytes of files that would be read as lines of nonsense, and the formats of these files."""
+_REMEDIES = {
+    **{name: f"Give it a name that ends with {end}" for end, name in COMPRESSED.items()},
+    "Parquet": "Give it a name that ends with .parquet",
+    "UTF-16": "Write it in UTF-8",
+}
+"""What to do with a file of a format. Others must be unpacked."""
 _NAME = re.compile(r"part-(\d{5,})-(\d{12,})-(\d+)\.(?:parquet|jsonl|txt)")
 _SUFFIX: dict[CorpusFormat, str] = {"parquet": "parquet", "jsonl": "jsonl", "text": "txt"}
 
@@ -122,18 +128,13 @@ class Input:
         except (pa.ArrowException, OSError) as error:
             raise _unreadable(self, error) from error
         if kind is not None:
-            ends = {name: end for end, name in COMPRESSED.items()} | {"Parquet": ".parquet"}
-            what = "Unpack it, or compress it with gzip"
-            if kind in ends:
-                what = f"Give it a name that ends with {ends[kind]}"
-            elif kind.startswith("UTF-16"):
-                what = "Write it in UTF-8"
+            what = _REMEDIES.get(kind, "Unpack it, or compress it with gzip")
             raise TfexportError(f"{self.place.uri} is {kind}, not text in UTF-8. {what}.")
 
 
 def _kind_of_bytes(start: bytes) -> str | None:
     """The name of a format that a file with this start has; None if it may be text."""
-    return next((name for name, magic in _NOT_TEXT.items() if start.startswith(magic)), None)
+    return next((name for magic, name in _NOT_TEXT.items() if start.startswith(magic)), None)
 
 
 def format_of(name: str) -> CorpusFormat:
