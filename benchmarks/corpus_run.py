@@ -3,16 +3,16 @@
     python -m benchmarks.corpus_run BUNDLE TEXT --rows 1000000
     python -m benchmarks.corpus_run --render
 
-Five runs, one after the other, which all read the same rows and write text:
+Four runs read the same rows and write text:
 
 1. `tfexport decode` with two workers.
 2. `tfexport corpus` with two actors.
-3. `tfexport decode` with two workers, and the larger batches of `tfexport corpus`.
-4. `tfexport corpus` with two actors on a cluster of two nodes with a CPU each (`fuzz/ray_nodes.py`).
-5. The first one again. The speed of a virtual CPU changes within half an hour, so the others are compared with both.
+3. `tfexport corpus` with two actors on a cluster of two nodes with a CPU each (`fuzz/ray_nodes.py`).
+4. `tfexport decode` with two workers, and the larger batches of `tfexport corpus`.
 
-Their texts have to be the same. The benchmark needs `tfexport[ray]`, and two cores that nothing else uses. It writes
-RESULTS/corpus_run.json, and draws the table and the plot from it alone.
+They take turns of some seconds (`benchmarks/turns.py`), so that they meet the same speed of the CPUs. Their texts have to be
+the same. The benchmark needs `tfexport[ray]`, root, and two cores that nothing else uses. It writes RESULTS/corpus_run.json,
+and draws the table and the plot from it alone.
 """
 
 from __future__ import annotations
@@ -20,51 +20,23 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load import Memory
 from benchmarks.report import machine
 from benchmarks.tables import table
+from benchmarks.turns import Group, Job, take_turns
 from tfexport.scale.options import ActorOptions
 
 RESULTS = Path(__file__).parent / "results"
 SHARDS = 200
-INTERVAL = 1.0
-"""Seconds between two samples."""
-MEMORY_EVERY = 10
-"""Samples with one measurement of memory, which takes a tenth of a second for all processes of Ray."""
 WORKERS, ACTORS, NODES = "2 workers of decode", "2 actors of corpus", "2 actors on 2 nodes"
 LARGE_BATCHES = f"{WORKERS}, batches of {ActorOptions().batch_size}"
-
-
-def pss_mib(pids: Iterable[int]) -> float:
-    """Memory of processes in MiB; what several of them share counts once."""
-    return sum(memory.pss for pid in pids if (memory := Memory.of(pid)) is not None)
-
-
-def watched(
-    driver: subprocess.Popen[bytes], pids: Callable[[], Iterable[int]], rows: Callable[[], int | None]
-) -> dict[str, Any]:
-    """Time a process until it ends: the seconds, and samples of (seconds, rows that are written, MiB)."""
-    began, samples, mib = time.monotonic(), [], 0.0
-    while True:
-        try:
-            code = driver.wait(INTERVAL)
-        except subprocess.TimeoutExpired:
-            if len(samples) % MEMORY_EVERY == 0:
-                mib = round(pss_mib(pids()), 1)
-            samples.append((round(time.monotonic() - began, 1), rows(), mib))
-            continue
-        if code:
-            raise SystemExit(f"a run ended with exit code {code}")
-        return {"seconds": round(time.monotonic() - began, 2), "samples": samples}
 
 
 def texts_of(output: Path) -> list[str]:
@@ -78,68 +50,61 @@ def lines_of(file: Path) -> list[str]:
 
 
 def measure(bundle: Path, lines: Sequence[str], precision: str) -> list[dict[str, Any]]:
-    """The five runs."""
+    """The four runs."""
     import pyarrow as arrow
     import pyarrow.parquet as parquet
 
-    from fuzz.processes import descendants
     from fuzz.ray_nodes import ENVIRONMENT, Nodes
 
     rows_per_shard = -(-len(lines) // SHARDS)
     root = str(Path(__file__).resolve().parent.parent)
     environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": root}
     program, own = [sys.executable, "-m", "tfexport"], ["--threads", "1", "--precision", precision]
-    found = []
-    with tempfile.TemporaryDirectory(prefix="tfx", ignore_cleanup_errors=True) as temporary:
+    with tempfile.TemporaryDirectory(prefix="tfx", ignore_cleanup_errors=True) as temporary, ExitStack() as stack:
         folder = Path(temporary)
         plain, columns = folder / "in.txt", folder / "in.parquet"
         plain.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         numbers = list(range(len(lines)))
         parquet.write_table(arrow.table({"number": numbers, "text": list(lines)}), columns)
+        outputs = {
+            name: folder / f"out-{number}" for number, name in enumerate((WORKERS, ACTORS, NODES, LARGE_BATCHES))
+        }
+        groups = {name: stack.enter_context(Group(output.name)) for name, output in outputs.items()}
 
-        def written(output: Path) -> int:
-            return len(list(output.glob("part-*.txt"))) * rows_per_shard
+        def decode(name: str, *more: str) -> Job:
+            given = [str(bundle), str(plain), "-o", str(outputs[name]), "--workers", "2", *more, *own]
+            return Job(name, [*program, "decode", *given], environment, groups[name])
 
+        def corpus(name: str, *more: str) -> Job:
+            shards = ["--rows-per-shard", str(rows_per_shard), "--output-format", "text"]
+            given = [str(bundle), str(columns), "-o", str(outputs[name]), "--actors", "2", *shards, *more, *own]
+
+            def written() -> int:
+                return len(list(outputs[name].glob("part-*.txt"))) * rows_per_shard
+
+            return Job(name, [*program, "corpus", *given], environment, groups[name], written)
+
+        (folder / "cluster").mkdir()
+        with groups[NODES].joined():
+            nodes = stack.enter_context(Nodes(folder / "cluster", environment))
+        on_nodes = corpus(NODES, "--address", nodes.address)
+        on_nodes.command, on_nodes.environment = nodes.command(0, [*on_nodes.command]), nodes.environment
+        groups[NODES].freeze()
+        large = decode(LARGE_BATCHES, "--batch-size", str(ActorOptions().batch_size))
+        jobs = [decode(WORKERS), corpus(ACTORS), on_nodes, large]
         with (folder / "log").open("wb") as log:
-
-            def workers(name: str, output: Path, *more: str) -> dict[str, Any]:
-                decode = [*program, "decode", str(bundle), str(plain), "-o", str(output), "--workers", "2", *more, *own]
-                driver = subprocess.Popen(decode, env=environment, stderr=log)
-                run = watched(driver, lambda: [driver.pid, *descendants(driver.pid)], lambda: None)
-                return {"run": name, **run}
-
-            def corpus(output: Path, *more: str) -> list[str]:
-                shards = ["--rows-per-shard", str(rows_per_shard), "--output-format", "text"]
-                given = ["-o", str(output), "--actors", "2", *shards, *more, *own]
-                return [*program, "corpus", str(bundle), str(columns), *given]
-
-            found.append(workers(WORKERS, folder / "plain"))
-            wanted = lines_of(folder / "plain")
-
-            out = folder / "ray"
-            local = subprocess.Popen(corpus(out), env=environment, stderr=log)
-            run = watched(local, lambda: [local.pid, *descendants(local.pid)], lambda: written(folder / "ray"))
-            found.append({"run": ACTORS, **run, "same_text": texts_of(out) == wanted})
-
-            run = workers(LARGE_BATCHES, folder / "large", "--batch-size", str(ActorOptions().batch_size))
-            found.append({**run, "same_text": lines_of(folder / "large") == wanted})
-
-            out = folder / "nodes"
-            (folder / "cluster").mkdir()
-            with Nodes(folder / "cluster", environment) as nodes:
-                command = nodes.command(0, corpus(out, "--address", nodes.address))
-                driver_of_nodes = subprocess.Popen(command, env=nodes.environment, stderr=log)
-
-                def everything() -> list[int]:
-                    return [driver_of_nodes.pid, *descendants(driver_of_nodes.pid), *nodes.processes()]
-
-                run = watched(driver_of_nodes, everything, lambda: written(folder / "nodes"))
-                run["namespaces"] = nodes.has_namespaces
-            found.append({"run": NODES, **run, "same_text": texts_of(out) == wanted})
-
-            run = workers(WORKERS, folder / "again")
-            found.append({**run, "same_text": lines_of(folder / "again") == wanted})
-    return found
+            take_turns(jobs, log.fileno())
+        groups[NODES].thaw()  # for its end
+        texts = {name: lines_of(output) if output.is_file() else texts_of(output) for name, output in outputs.items()}
+        return [
+            {
+                **{"run": job.name, "seconds": round(job.seconds, 2), "cpu_seconds": round(job.cpu_seconds, 1)},
+                **({} if job.name == WORKERS else {"same_text": texts[job.name] == texts[WORKERS]}),
+                **({"namespaces": nodes.has_namespaces} if job is on_nodes else {}),
+                "samples": job.samples,
+            }
+            for job in jobs
+        ]
 
 
 # --- what follows from a record
@@ -165,27 +130,19 @@ def growth(run: Mapping[str, Any]) -> tuple[float, float]:
     return second[len(second) // 2], last[len(last) // 2]
 
 
-def ratio(record: Mapping[str, Any], run: Mapping[str, Any], to: str) -> float:
-    """The speed of a run, divided by the mean speed of the runs with the name `to`."""
-    speeds = [1 / one["seconds"] for one in record["runs"] if one["run"] == to]
-    return 1 / run["seconds"] / (sum(speeds) / len(speeds))
-
-
 def markdown(record: Mapping[str, Any]) -> str:
     """The runs as a table."""
     about, rows = record["machine"], record["rows"]
-    large = next(run["run"] for run in record["runs"] if run["run"].startswith(f"{WORKERS}, "))
-    head = ("run", "seconds", "rows/s", "to 2 workers", "to these with large batches", "rows/s without the start")
-    head += ("same text", "MiB")
+    seconds = {run["run"]: run["seconds"] for run in record["runs"]}
+    head = ("run", "seconds", "rows/s", "to 2 workers", "CPU seconds", "rows/s without the start", "same text", "MiB")
 
     def cells(run: Mapping[str, Any]) -> list[str]:
         early, late = growth(run)
         same = {True: "yes", False: "NO"}.get(run.get("same_text"), "")
-        memory = f"{early:,.0f}, at the end {late:,.0f}"
         return [
             *(run["run"], f"{run['seconds']:.0f}", f"{rows / run['seconds']:,.0f}"),
-            *(f"{ratio(record, run, to):.2f}" for to in (WORKERS, large)),
-            *(f"{steady_rate(run, rows):,.0f}", same, memory),
+            *(f"{seconds[WORKERS] / run['seconds']:.3f}", f"{run['cpu_seconds']:.0f}"),
+            *(f"{steady_rate(run, rows):,.0f}", same, f"{early:,.0f}, at the end {late:,.0f}"),
         ]
 
     said = f"{about['cpu']}, {about['cpus']} CPUs, {about['date'][:10]}."
@@ -201,7 +158,7 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(8, 6), layout="constrained")
-    for color, run in zip(("C7", "C0", "C2", "C1", "C8"), record["runs"], strict=True):
+    for color, run in zip(("C7", "C0", "C1", "C2"), record["runs"], strict=True):
         seconds, rows, memory = zip(*run["samples"], strict=True)
         if run["run"].startswith(WORKERS):
             above.plot([0, run["seconds"]], [0, record["rows"] / 1e6], color=color, linestyle="--", label=run["run"])

@@ -38,6 +38,8 @@ READERS = 4
 """Files that are read at once. They need less than a CPU: decoding takes far longer."""
 SHARDS_OF_AN_ACTOR = 2
 """That are there for each: one waits while another is decoded."""
+SHARDS_AT_END = 4
+"""Shards at the end of a run during which Ray's loop has no rest: what is done comes out after two of its rounds."""
 
 
 @dataclass(frozen=True)
@@ -173,17 +175,22 @@ def run(manifest: Manifest, output: Output, task: Task, cluster: ClusterOptions)
     done = {one.shard for one in before}  # a part without counts is computed again
     yield from before
     totals: dict[int, int] = {}
+    rows = sum(shard.rows for shard in done)
     Rest.seconds, rhythm = 0.0, Rhythm()
     for row in _dataset(manifest, output, task, cluster, done).iter_rows():
         if row["error"]:
             raise TfexportError(row["error"])
         shard = Shard(row["file"], row["first"], row["rows"])
+        if not shard.rows:
+            totals[shard.file] = shard.first
+        rows += shard.rows
+        left = sum(totals.values()) - rows if len(totals) == len(manifest.inputs) else math.inf
+        if left <= SHARDS_AT_END * manifest.rows_per_shard:
+            Rest.seconds = 0.0
+        elif shard.rows:
+            Rest.seconds = rhythm.rest(time.monotonic())
         if shard.rows:
             yield Done(shard, json.loads(row["statuses"]))
-        else:
-            totals[shard.file] = shard.first
-        # No rest once all input is read: the run waits for its last shards.
-        Rest.seconds = rhythm.rest(time.monotonic()) if len(totals) < len(manifest.inputs) else 0.0
     if not was_connected:
         ray.shutdown()  # at the exit of the process, Ray first waits half a second for messages that are not printed here
     found = [f"input {file} was not read" for file in range(len(manifest.inputs)) if file not in totals]

@@ -153,7 +153,8 @@ def compression_of(name: str) -> tuple[str, str | None]:
 def read_shards(
     source: Input, file: int, rows: int, done: Set[Shard] = frozenset()
 ) -> Iterator[tuple[Shard, pa.Table]]:
-    """The shards of an input that are not `done`, in order; the last has no rows, and tells where the file ends.
+    """The shards of an input that are not `done`, in order. One has no rows, and tells where the file ends: the first one
+    if the file is Parquet, whose footer has the number of its rows, else the last one.
 
     Args:
         file: its number among the inputs.
@@ -163,8 +164,10 @@ def read_shards(
         TfexportError: the file cannot be read, or was changed.
     """
     source.require_unchanged()
-    first = 0
+    first, end = 0, pa.table({})
     try:
+        if source.format == "parquet":
+            yield Shard(file, parquet.read_metadata(source.place.path, filesystem=source.place.system).num_rows, 0), end
         for table in _tables(source, rows, sorted(one for one in done if one.file == file)):
             shard = Shard(file, first, table if isinstance(table, int) else len(table))
             first += shard.rows
@@ -176,7 +179,8 @@ def read_shards(
         source.require_unchanged()  # a better reason
         raise _unreadable(source, error) from error
     source.require_unchanged()
-    yield Shard(file, first, 0), pa.table({})
+    if source.format != "parquet":
+        yield Shard(file, first, 0), end
 
 
 def _tables(source: Input, rows: int, done: list[Shard]) -> Iterator[pa.Table | int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Iterator, Sequence, Set
@@ -16,9 +17,11 @@ pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'tf
 
 from tfexport.errors import TfexportError
 from tfexport.scale import run as runs
+from tfexport.scale.cluster import LAST_SHARDS, MOST_REST
 from tfexport.scale.manifest import Manifest, Output, Task
 from tfexport.scale.options import ClusterOptions
 from tfexport.scale.row_function import Row
+from tfexport.scale.run import SHARDS_AT_END
 from tfexport.scale.shards import Input, Shard
 from tfexport.scale.storage import Place
 from tfexport.scale.tries import Tries, rows_of
@@ -177,7 +180,8 @@ class Upper:
 
     def rows(self, values: Sequence[Any], place: str, *, singly: bool = False) -> Iterator[Row]:
         for value in values:
-            yield value if isinstance(value, Row) else Row("ok", "", (value.decode().upper(),))
+            text = value.decode() if isinstance(value, bytes) else value
+            yield value if isinstance(value, Row) else Row("ok", "", (text.upper(),))
 
     def line(self, row: Row) -> str:
         return "".join(row.found)
@@ -246,6 +250,27 @@ def test_a_run_leaves_its_output_and_a_summary(corpus: Corpus) -> None:
     assert (corpus.lines(), corpus.summary) == ([*"ABCDE"], WHOLE)
     assert corpus.run() == SHARDS  # read from what was counted
     assert corpus.summary == WHOLE
+
+
+@pytest.mark.parametrize(("name", "at_end"), [("in.parquet", SHARDS_AT_END + 1), ("in.txt", 0)])
+def test_the_loop_has_no_rest_at_a_known_end(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch, name: str, at_end: int
+) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    seconds = itertools.count(0, 10)
+    monkeypatch.setattr(runs, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    path = corpus.folder.parent / name
+    if name == "in.txt":
+        path.write_text("a\n" * 40, encoding="utf-8")
+    else:
+        parquet.write_table(pa.table({"text": ["a"] * 40}), path)
+    corpus.manifest = replace(corpus.manifest, inputs=[Input.of(Place.of(str(path)))])
+    found = [runs.Rest.seconds for _ in runs.run(corpus.manifest, corpus.output, corpus.task, ClusterOptions())]
+    shards = 40 // corpus.manifest.rows_per_shard
+    assert found == [0.0] * LAST_SHARDS + [MOST_REST] * (shards - LAST_SHARDS - at_end) + [0.0] * at_end
+    assert runs.Rest.seconds == 0.0
 
 
 @pytest.mark.parametrize(
