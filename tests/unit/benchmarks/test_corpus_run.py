@@ -40,8 +40,8 @@ def test_growth_compares_the_second_fifth_with_the_last() -> None:
 def test_the_table_has_each_run_and_what_it_wrote() -> None:
     lines = markdown(RECORD).splitlines()
     assert lines[-3:] == [
-        "| 2 workers of decode | 20 | 50 | 1.000 | 39 | 50 |  | 50, at the end 60 |",
-        "| 2 actors of corpus | 30 | 33 | 0.667 | 58 | 50 | yes | 80, at the end 95 |",
-        "| 2 workers of decode, large | 16 | 62 | 1.250 | 39 | 62 | yes | 50, at the end 60 |",
+        "| 2 workers of decode | 20 | 50 | 1.000 | 0.800 | 39 | 50 |  | 50, at the end 60 |",
+        "| 2 actors of corpus | 30 | 33 | 0.667 | 0.533 | 58 | 50 | yes | 80, at the end 95 |",
+        "| 2 workers of decode, large | 16 | 62 | 1.250 | 1.000 | 39 | 62 | yes | 50, at the end 60 |",
     ]
     assert "NO" in markdown({**RECORD, "runs": [PLAIN, {**RAY, "same_text": False}, LARGE]})
