@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -93,7 +94,11 @@ def measure(bundle: Path, lines: Sequence[str], precision: str) -> list[dict[str
         large = decode(LARGE_BATCHES, "--batch-size", str(ActorOptions().batch_size))
         jobs = [decode(WORKERS), corpus(ACTORS), on_nodes, large]
         with (folder / "log").open("wb") as log:
-            take_turns(jobs, log.fileno())
+            try:
+                take_turns(jobs, log.fileno())
+            except RuntimeError as error:
+                said = (folder / "log").read_text(encoding="utf-8", errors="replace")[-2000:]
+                raise SystemExit(f"{said}\n{error}") from error
         groups[NODES].thaw()  # for its end
         texts = {name: lines_of(output) if output.is_file() else texts_of(output) for name, output in outputs.items()}
         return [
@@ -135,7 +140,7 @@ def markdown(record: Mapping[str, Any]) -> str:
     about, rows = record["machine"], record["rows"]
     seconds = {run["run"]: run["seconds"] for run in record["runs"]}
     large = next(name for name in seconds if name.startswith(f"{WORKERS}, "))
-    head = ("run", "seconds", "rows/s", "to 2 workers", "to these with large batches", "CPU seconds")
+    head = ("run", "seconds", "rows/s", "to 2 workers", f"to {large.replace(' of decode', '')}", "CPU seconds")
     head += ("rows/s without the start", "same text", "MiB")
 
     def cells(run: Mapping[str, Any]) -> list[str]:
@@ -193,6 +198,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if (options.text is None) != options.render:
         parser.error("give a bundle and a text to measure, or --render")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends what is frozen, too
     options.results.mkdir(parents=True, exist_ok=True)
     file = options.results / "corpus_run.json"
     if not options.render:

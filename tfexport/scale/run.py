@@ -39,7 +39,7 @@ READERS = 4
 SHARDS_OF_AN_ACTOR = 2
 """That are there for each: one waits while another is decoded."""
 SHARDS_AT_END = 4
-"""Shards at the end of a run during which Ray's loop has no rest: what is done comes out after two of its rounds."""
+"""Ray's loop has no rest for as many rows as these have, the last of a run: what is done comes out two rounds later."""
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ def read_shards(
     source: Input, file: int, rows: int, done: Set[Shard] = frozenset()
 ) -> Iterator[tuple[Shard, pa.Table]]:
     """The shards of an input that are not `done`, in order. One has no rows, and tells where the file ends: the first one
-    if the file is Parquet, whose footer has the number of its rows, else the last one.
+    if the file is Parquet, whose footer has the rows of its row groups, else the last one.
 
     Args:
         file: its number among the inputs.
@@ -167,7 +167,9 @@ def read_shards(
     first, end = 0, pa.table({})
     try:
         if source.format == "parquet":
-            yield Shard(file, parquet.read_metadata(source.place.path, filesystem=source.place.system).num_rows, 0), end
+            footer = parquet.read_metadata(source.place.path, filesystem=source.place.system)
+            # What is read are the row groups: another number of rows in the footer has no effect.
+            yield Shard(file, sum(footer.row_group(group).num_rows for group in range(footer.num_row_groups)), 0), end
         for table in _tables(source, rows, sorted(one for one in done if one.file == file)):
             shard = Shard(file, first, table if isinstance(table, int) else len(table))
             first += shard.rows
