@@ -29,8 +29,9 @@ WITHOUT_METRICS = {
 }
 """Environment variables for a cluster of this run alone. It has no dashboard that shows metrics and events, but without
 these settings its processes collect them. Variables that the user has set win."""
-MOST_REST = 0.9
-"""The longest rest of Ray's scheduling loop between two rounds, in seconds. A round itself waits a tenth for results."""
+MOST_REST = 1.5
+"""The longest rest of Ray's scheduling loop between two rounds, in seconds. A round itself waits a tenth for results. An
+interrupted run waits up to two seconds for the end of a round."""
 LAST_SHARDS = 8
 """The number of shards over which the time between two shards is averaged."""
 
@@ -163,14 +164,20 @@ class Rest:
 
 
 class Rhythm:
-    """Measures the time between two finished shards, over all actors. It determines the rest of Ray's loop."""
+    """Measures the time between two finished shards, over all actors. It determines the rest of Ray's loop.
 
-    def __init__(self) -> None:
+    Args:
+        actors: that compute shards.
+    """
+
+    def __init__(self, actors: int) -> None:
         self._times: deque[float] = deque(maxlen=LAST_SHARDS + 1)
+        self._share = 1.0 if actors > 1 else 0.5
 
     def rest(self, now: float) -> float:
-        """The rest in seconds after a shard was written at the time `now`: half of the time between two shards."""
+        """The rest in seconds after a shard was written at the time `now`: half of the time that an actor needs for a shard,
+        but no longer than the time between two shards."""
         self._times.append(now)
         if len(self._times) <= LAST_SHARDS:
             return 0.0
-        return min(MOST_REST, (now - self._times[0]) / LAST_SHARDS / 2)
+        return min(MOST_REST, self._share * (now - self._times[0]) / LAST_SHARDS)

@@ -13,8 +13,9 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -40,6 +41,9 @@ SHARDS_OF_AN_ACTOR = 2
 """That are there for each: one waits while another is decoded."""
 SHARDS_AT_END = 4
 """Ray's loop has no rest for as many rows as these have, the last of a run: what is done comes out two rounds later."""
+BEFORE_RESULT = 0.9
+"""Of the rest of Ray's loop, the part after a shard in which this process does not wait for the next one. Ray Data waits by
+looking at its queue a hundred times a second."""
 
 
 @dataclass(frozen=True)
@@ -176,23 +180,38 @@ def run(manifest: Manifest, output: Output, task: Task, cluster: ClusterOptions)
     yield from before
     totals: dict[int, int] = {}
     rows = sum(shard.rows for shard in done)
-    Rest.seconds, rhythm = 0.0, Rhythm()
-    for row in _dataset(manifest, output, task, cluster, done).iter_rows():
-        if row["error"]:
-            raise TfexportError(row["error"])
-        shard = Shard(row["file"], row["first"], row["rows"])
-        if not shard.rows:
-            totals[shard.file] = shard.first
-        rows += shard.rows
-        left = sum(totals.values()) - rows if len(totals) == len(manifest.inputs) else math.inf
-        if left <= SHARDS_AT_END * manifest.rows_per_shard:
-            Rest.seconds = 0.0
-        elif shard.rows:
-            Rest.seconds = rhythm.rest(time.monotonic())
-        if shard.rows:
-            yield Done(shard, json.loads(row["statuses"]))
+    actors = _actors(cluster, task)
+    Rest.seconds, rhythm = 0.0, Rhythm(actors)
+    with closing(_results(_dataset(manifest, output, task, cluster, actors, done))) as results:
+        for row in results:
+            if row["error"]:
+                raise TfexportError(row["error"])
+            shard = Shard(row["file"], row["first"], row["rows"])
+            if not shard.rows:
+                totals[shard.file] = shard.first
+            rows += shard.rows
+            left = sum(totals.values()) - rows if len(totals) == len(manifest.inputs) else math.inf
+            if left <= SHARDS_AT_END * manifest.rows_per_shard:
+                Rest.seconds = 0.0
+            elif shard.rows:
+                Rest.seconds = rhythm.rest(time.monotonic())
+            if shard.rows:
+                yield Done(shard, json.loads(row["statuses"]))
+                time.sleep(BEFORE_RESULT * Rest.seconds)
     if not was_connected:
         ray.shutdown()  # at the exit of the process, Ray first waits half a second for messages that are not printed here
+    _complete(manifest, output, totals)
+
+
+def _complete(manifest: Manifest, output: Output, totals: dict[int, int]) -> None:
+    """Write the summary of a run.
+
+    Args:
+        totals: the number of rows of each input.
+
+    Raises:
+        TfexportError: a part is missing.
+    """
     found = [f"input {file} was not read" for file in range(len(manifest.inputs)) if file not in totals]
     if problems := [*found, *gaps(output.done(), totals)]:
         raise TfexportError(f"the output is not complete: {'; '.join(problems[:3])}. Run it again with --resume.")
@@ -205,20 +224,27 @@ def run(manifest: Manifest, output: Output, task: Task, cluster: ClusterOptions)
     output.tries.remove()
 
 
-def _dataset(manifest: Manifest, output: Output, task: Task, cluster: ClusterOptions, done: set[Shard]) -> Any:
+def _actors(cluster: ClusterOptions, task: Task) -> int:
+    """Connect to the cluster, and find the number of actors.
+
+    Raises:
+        TfexportError: the cluster cannot be used, or has no room for an actor.
+    """
     import ray
 
-    threads = int(task.options["threads"])
     if not ray.is_initialized():
         connect(cluster.address)
+    may_grow = cluster.address is not None and cluster.actors is not None
+    room = _room(ray.cluster_resources(), int(task.options["threads"]), cluster.gpus, may_grow=may_grow)
+    return cluster.actors or room
+
+
+def _dataset(
+    manifest: Manifest, output: Output, task: Task, cluster: ClusterOptions, actors: int, done: set[Shard]
+) -> Any:
+    import ray
+
     quiet_ray_data()
-    room = _room(
-        ray.cluster_resources(),
-        threads,
-        cluster.gpus,
-        may_grow=cluster.address is not None and cluster.actors is not None,
-    )
-    actors = cluster.actors or room
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
@@ -241,10 +267,22 @@ def _dataset(manifest: Manifest, output: Output, task: Task, cluster: ClusterOpt
         fn_constructor_args=(manifest, output, task, Driver.of(output)),
         batch_size=1,
         batch_format="pyarrow",
-        num_cpus=threads,
+        num_cpus=int(task.options["threads"]),
         num_gpus=cluster.gpus or None,
         compute=ray.data.ActorPoolStrategy(size=actors, max_tasks_in_flight_per_actor=SHARDS_OF_AN_ACTOR),
     )
+
+
+def _results(dataset: Any) -> Generator[Mapping[str, Any]]:
+    """The rows of a dataset as they are computed.
+
+    `iter_rows` does the same in a thread that asks for the next row at once, and asking takes time; see `BEFORE_RESULT`.
+    """
+    import ray
+
+    for bundle in dataset.iter_internal_ref_bundles():
+        for block in ray.get(list(bundle.block_refs)):
+            yield from block.to_pylist()
 
 
 def _room(resources: Mapping[str, float], threads: int, gpus: float, *, may_grow: bool) -> int:

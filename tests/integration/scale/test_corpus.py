@@ -225,7 +225,7 @@ def test_input_that_waits_for_actors_is_limited(monkeypatch: pytest.MonkeyPatch)
     task: Any = SimpleNamespace(options={"threads": 1})
     manifest: Any = SimpleNamespace(inputs=[])
     with pytest.raises(Stop):
-        runs._dataset(manifest, SimpleNamespace(), task, ClusterOptions(buffer_mib=7), set())  # type: ignore[arg-type]
+        runs._dataset(manifest, SimpleNamespace(), task, ClusterOptions(buffer_mib=7), 2, set())  # type: ignore[arg-type]
     limits = ray.data.DataContext.get_current().execution_options.resource_limits
     assert limits.object_store_memory == 7 << 20
 

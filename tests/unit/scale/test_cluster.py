@@ -16,29 +16,30 @@ from tfexport.scale.cluster import LAST_SHARDS, MOST_REST, Rhythm
 from tfexport.scale.options import ClusterOptions
 
 
-def rests(gaps: list[float]) -> list[float]:
+def rests(gaps: list[float], actors: int = 2) -> list[float]:
     """The rest after each shard, with these seconds between two."""
-    rhythm, now, found = Rhythm(), 100.0, []
+    rhythm, now, found = Rhythm(actors), 100.0, []
     for gap in gaps:
         now += gap
         found.append(rhythm.rest(now))
     return found
 
 
-def test_the_loop_rests_for_half_the_time_between_two_shards() -> None:
-    found = rests([0.3] * 20)
+@pytest.mark.parametrize(("actors", "rest"), [(1, 0.15), (2, 0.3), (100, 0.3)])
+def test_the_loop_rests_for_half_a_shard_of_an_actor_at_most(actors: int, rest: float) -> None:
+    found = rests([0.3] * 20, actors)
     assert found[:LAST_SHARDS] == [0.0] * LAST_SHARDS
-    assert found[LAST_SHARDS:] == pytest.approx([0.15] * (20 - LAST_SHARDS))
+    assert found[LAST_SHARDS:] == pytest.approx([rest] * (20 - LAST_SHARDS))
 
 
 def test_the_rest_is_short_after_shards_that_are_and_never_long() -> None:
     found = rests([*[60.0] * 20, *[0.01] * LAST_SHARDS])
     assert found[19] == MOST_REST
-    assert found[-1] == pytest.approx(0.005)
+    assert found[-1] == pytest.approx(0.01)
 
 
 def test_shards_that_come_in_groups_count_one_by_one() -> None:
-    assert rests(list(chain.from_iterable(repeat([0.8, 0.0, 0.0, 0.0], 5))))[-1] == pytest.approx(0.1)
+    assert rests(list(chain.from_iterable(repeat([0.8, 0.0, 0.0, 0.0], 5))))[-1] == pytest.approx(0.2)
 
 
 @contextmanager

@@ -188,7 +188,7 @@ class Upper:
 
 
 class Corpus:
-    """A run over five rows in three shards, in this process: Ray is needed for `_dataset` alone.
+    """A run over five rows in three shards, in this process, without Ray.
 
     Args:
         folder: of its input and output.
@@ -207,7 +207,9 @@ class Corpus:
         self.at_start: list[str] = []
         """What lay in the folder when the first shard was read."""
         monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
-        monkeypatch.setattr(runs, "_dataset", lambda *given: SimpleNamespace(iter_rows=lambda: self.computed(given[4])))
+        monkeypatch.setattr(runs, "_actors", lambda *_: 2)
+        monkeypatch.setattr(runs, "_dataset", lambda *given: given[-1])
+        monkeypatch.setattr(runs, "_results", self.computed)
 
     def computed(self, done: Set[Shard] = frozenset()) -> Iterator[Any]:
         """What comes out of Ray."""
@@ -260,7 +262,8 @@ def test_the_loop_has_no_rest_at_a_known_end(
     from pyarrow import parquet
 
     seconds = itertools.count(0, 10)
-    monkeypatch.setattr(runs, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    sleeps: list[float] = []
+    monkeypatch.setattr(runs, "time", SimpleNamespace(monotonic=lambda: next(seconds), sleep=sleeps.append))
     path = corpus.folder.parent / name
     if name == "in.txt":
         path.write_text("a\n" * 40, encoding="utf-8")
@@ -271,6 +274,7 @@ def test_the_loop_has_no_rest_at_a_known_end(
     shards = 40 // corpus.manifest.rows_per_shard
     assert found == [0.0] * LAST_SHARDS + [MOST_REST] * (shards - LAST_SHARDS - at_end) + [0.0] * at_end
     assert runs.Rest.seconds == 0.0
+    assert sleeps == [runs.BEFORE_RESULT * seconds for seconds in found]
 
 
 @pytest.mark.parametrize(
