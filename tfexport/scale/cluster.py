@@ -33,7 +33,7 @@ MOST_REST = 1.5
 """The longest rest of Ray's scheduling loop between two rounds, in seconds. A round itself waits a tenth for results. An
 interrupted run waits up to two seconds for the end of a round."""
 LAST_SHARDS = 8
-"""The number of shards over which the time between two shards is averaged."""
+"""The number of shards of which the shortest determines the rest."""
 
 SECONDS_TO_ANSWER = 5.0
 """After which the head of a cluster counts as missing. Ray itself tries for many minutes."""
@@ -142,8 +142,7 @@ def quiet_ray_data() -> None:
 class Rest:
     """A callback of `DataContext` that lets the scheduling loop of Ray Data rest between its rounds.
 
-    The loop makes ten rounds a second, even if nothing has changed. An actor has one shard in reserve. So it does not wait
-    for the next round if a round is shorter than a shard.
+    The loop makes ten rounds a second, even if nothing has changed.
     """
 
     seconds = 0.0
@@ -164,20 +163,20 @@ class Rest:
 
 
 class Rhythm:
-    """Measures the time between two finished shards, over all actors. It determines the rest of Ray's loop.
+    """Determines the rest of Ray's loop from the time that actors needed for the last shards. This time does not depend on
+    rounds, so a rest that is too long ends with the next shards.
 
     Args:
-        actors: that compute shards.
+        actors: that compute shards, at most.
     """
 
     def __init__(self, actors: int) -> None:
-        self._times: deque[float] = deque(maxlen=LAST_SHARDS + 1)
-        self._share = 1.0 if actors > 1 else 0.5
+        # A round comes in half of the time of a shard, because an actor has one shard in reserve. And it comes for each
+        # shard, because a task that reads a file goes only two shards ahead of the loop.
+        self._share = 1 / max(actors, 2)
+        self._seconds: deque[float] = deque(maxlen=LAST_SHARDS)
 
-    def rest(self, now: float) -> float:
-        """The rest in seconds after a shard was written at the time `now`: half of the time that an actor needs for a shard,
-        but no longer than the time between two shards."""
-        self._times.append(now)
-        if len(self._times) <= LAST_SHARDS:
-            return 0.0
-        return min(MOST_REST, self._share * (now - self._times[0]) / LAST_SHARDS)
+    def rest(self, seconds: float) -> float:
+        """The rest in seconds, after an actor needed so many seconds for a shard."""
+        self._seconds.append(seconds)
+        return min(MOST_REST, min(self._seconds) * self._share)

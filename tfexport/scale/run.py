@@ -41,9 +41,11 @@ SHARDS_OF_AN_ACTOR = 2
 """That are there for each: one waits while another is decoded."""
 SHARDS_AT_END = 4
 """Ray's loop has no rest for as many rows as these have, the last of a run: what is done comes out two rounds later."""
-BEFORE_RESULT = 0.9
-"""Of the rest of Ray's loop, the part after a shard in which this process does not wait for the next one. Ray Data waits by
-looking at its queue a hundred times a second."""
+DRIVER_REST = 0.9
+"""The share of a rest of Ray's loop for which the driver sleeps. While the driver waits for a result, it looks at a queue a
+hundred times a second."""
+POLL = 0.01
+"""The seconds between two of these looks."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ class ShardWriter:
 
     def _done(self, row: Mapping[str, Any]) -> dict[str, Any]:
         shard, error, statuses = Shard(row["file"], row["first"], row["rows"]), row["error"], {}
+        began = time.perf_counter()
         try:
             statuses = self.write(shard, row["data"]) if shard.rows else {}
         except TfexportError as problem:
@@ -114,7 +117,8 @@ class ShardWriter:
             about = problem.strerror or str(problem)
             error = f"cannot write {self._output.part(shard).uri}: {about}. Make room, then go on with --resume."
         numbers = {"file": shard.file, "first": shard.first, "rows": shard.rows}
-        return {**numbers, "statuses": json.dumps(statuses), "error": error}
+        seconds = time.perf_counter() - began
+        return {**numbers, "seconds": seconds, "statuses": json.dumps(statuses), "error": error}
 
     def write(self, shard: Shard, data: bytes) -> dict[str, int]:
         """Write a shard, if nobody has done so; returns the number of its rows of each status.
@@ -180,6 +184,8 @@ def run(manifest: Manifest, output: Output, task: Task, cluster: ClusterOptions)
     yield from before
     totals: dict[int, int] = {}
     rows = sum(shard.rows for shard in done)
+    if not was_connected:
+        connect(cluster.address)
     actors = _actors(cluster, task)
     Rest.seconds, rhythm = 0.0, Rhythm(actors)
     with closing(_results(_dataset(manifest, output, task, cluster, actors, done))) as results:
@@ -194,10 +200,9 @@ def run(manifest: Manifest, output: Output, task: Task, cluster: ClusterOptions)
             if left <= SHARDS_AT_END * manifest.rows_per_shard:
                 Rest.seconds = 0.0
             elif shard.rows:
-                Rest.seconds = rhythm.rest(time.monotonic())
+                Rest.seconds = rhythm.rest(row["seconds"])
             if shard.rows:
                 yield Done(shard, json.loads(row["statuses"]))
-                time.sleep(BEFORE_RESULT * Rest.seconds)
     if not was_connected:
         ray.shutdown()  # at the exit of the process, Ray first waits half a second for messages that are not printed here
     _complete(manifest, output, totals)
@@ -225,15 +230,13 @@ def _complete(manifest: Manifest, output: Output, totals: dict[int, int]) -> Non
 
 
 def _actors(cluster: ClusterOptions, task: Task) -> int:
-    """Connect to the cluster, and find the number of actors.
+    """The number of actors.
 
     Raises:
-        TfexportError: the cluster cannot be used, or has no room for an actor.
+        TfexportError: the cluster has no room for one.
     """
     import ray
 
-    if not ray.is_initialized():
-        connect(cluster.address)
     may_grow = cluster.address is not None and cluster.actors is not None
     room = _room(ray.cluster_resources(), int(task.options["threads"]), cluster.gpus, may_grow=may_grow)
     return cluster.actors or room
@@ -274,15 +277,22 @@ def _dataset(
 
 
 def _results(dataset: Any) -> Generator[Mapping[str, Any]]:
-    """The rows of a dataset as they are computed.
-
-    `iter_rows` does the same in a thread that asks for the next row at once, and asking takes time; see `BEFORE_RESULT`.
-    """
+    """The rows of a dataset as they are computed: like `iter_rows`, in which another thread waits for the next row."""
     import ray
 
-    for bundle in dataset.iter_internal_ref_bundles():
+    bundles = iter(dataset.iter_internal_ref_bundles())
+    while True:
+        asked = time.monotonic()
+        bundle = next(bundles, None)
+        if bundle is None:
+            return
+        has_waited = time.monotonic() - asked >= POLL
         for block in ray.get(list(bundle.block_refs)):
             yield from block.to_pylist()
+        if (
+            has_waited
+        ):  # so a round of Ray's loop has just ended, and its results are taken. Nothing comes during its rest.
+            time.sleep(DRIVER_REST * Rest.seconds)
 
 
 def _room(resources: Mapping[str, float], threads: int, gpus: float, *, may_grow: bool) -> int:

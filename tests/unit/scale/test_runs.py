@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 from collections.abc import Iterator, Sequence, Set
@@ -17,7 +16,6 @@ pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'tf
 
 from tfexport.errors import TfexportError
 from tfexport.scale import run as runs
-from tfexport.scale.cluster import LAST_SHARDS, MOST_REST
 from tfexport.scale.manifest import Manifest, Output, Task
 from tfexport.scale.options import ClusterOptions
 from tfexport.scale.row_function import Row
@@ -207,7 +205,9 @@ class Corpus:
         self.at_start: list[str] = []
         """What lay in the folder when the first shard was read."""
         monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
-        monkeypatch.setattr(runs, "_actors", lambda *_: 2)
+        self.seconds = 0.0
+        """That a shard takes, as its actor tells."""
+        monkeypatch.setattr(runs, "_actors", lambda *_: ACTORS)
         monkeypatch.setattr(runs, "_dataset", lambda *given: given[-1])
         monkeypatch.setattr(runs, "_results", self.computed)
 
@@ -217,7 +217,7 @@ class Corpus:
         writer = runs.ShardWriter(self.manifest, self.output, self.task, runs.Driver.of(self.output))
         for table in runs.read_files({"file": [0]}, self.manifest, set(done)):
             if table["first"][0].as_py() not in self.lost:
-                yield from writer(table).to_pylist()
+                yield from ({**row, "seconds": self.seconds} for row in writer(table).to_pylist())
 
     def actor(self) -> tuple[runs.ShardWriter, Iterator[Any]]:
         """An actor of this run, and the shards of its input."""
@@ -238,6 +238,7 @@ class Corpus:
         return json.loads(path.read_bytes()) if path.exists() else None
 
 
+ACTORS = 4
 SHARDS = [Shard(0, 0, 2), Shard(0, 2, 2), Shard(0, 4, 1)]
 WHOLE = {"rows": 5, "parts": 3, "statuses": {"ok": 5}}
 
@@ -261,20 +262,69 @@ def test_the_loop_has_no_rest_at_a_known_end(
     import pyarrow as pa
     from pyarrow import parquet
 
-    seconds = itertools.count(0, 10)
-    sleeps: list[float] = []
-    monkeypatch.setattr(runs, "time", SimpleNamespace(monotonic=lambda: next(seconds), sleep=sleeps.append))
     path = corpus.folder.parent / name
     if name == "in.txt":
         path.write_text("a\n" * 40, encoding="utf-8")
     else:
         parquet.write_table(pa.table({"text": ["a"] * 40}), path)
     corpus.manifest = replace(corpus.manifest, inputs=[Input.of(Place.of(str(path)))])
+    monkeypatch.setattr(corpus, "seconds", 2.0)
     found = [runs.Rest.seconds for _ in runs.run(corpus.manifest, corpus.output, corpus.task, ClusterOptions())]
     shards = 40 // corpus.manifest.rows_per_shard
-    assert found == [0.0] * LAST_SHARDS + [MOST_REST] * (shards - LAST_SHARDS - at_end) + [0.0] * at_end
-    assert runs.Rest.seconds == 0.0
-    assert sleeps == [runs.BEFORE_RESULT * seconds for seconds in found]
+    assert found == [2.0 / ACTORS] * (shards - at_end) + [0.0] * at_end
+
+
+@pytest.mark.parametrize(("asked", "found"), [(None, 3), (9, 9)])
+def test_as_many_actors_as_asked_for_or_as_there_is_room_for(
+    monkeypatch: pytest.MonkeyPatch, asked: int | None, found: int
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(cluster_resources=lambda: {"CPU": 7.0}))
+    task: Any = SimpleNamespace(options={"threads": 2})
+    assert runs._actors(ClusterOptions(actors=asked), task) == found
+
+
+def test_the_driver_sleeps_in_rests_if_it_had_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, sleeps = 100.0, []
+    waits = [0.0, 5.0, 0.001, runs.POLL]
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=lambda seconds: sleeps.append(round(seconds / rest, 3)))
+    monkeypatch.setattr(runs, "time", clock)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda refs: refs))
+    rest = 0.5
+    monkeypatch.setattr(runs.Rest, "seconds", rest)
+
+    def bundles() -> Iterator[Any]:
+        nonlocal now
+        for number, seconds in enumerate(waits):
+            now += seconds
+            yield SimpleNamespace(block_refs=[SimpleNamespace(to_pylist=lambda number=number: [number])])
+
+    dataset = SimpleNamespace(iter_internal_ref_bundles=bundles)
+    found = [(row, len(sleeps)) for row in runs._results(dataset)]
+    assert found == [(0, 0), (1, 0), (2, 1), (3, 1)]
+    assert sleeps == [runs.DRIVER_REST] * 2
+    assert runs.DRIVER_REST < 1  # the next round is not missed
+
+
+@pytest.mark.parametrize("error", ["", "it broke"])
+def test_ray_data_is_let_go_before_a_run_ends(corpus: Corpus, monkeypatch: pytest.MonkeyPatch, error: str) -> None:
+    ended = []
+
+    def results(done: Set[Shard]) -> Iterator[Any]:
+        try:
+            for row in corpus.computed(done):
+                yield {**row, "error": error}
+        finally:
+            ended.append(True)
+
+    monkeypatch.setattr(runs, "_results", results)
+    given = runs.run(corpus.manifest, corpus.output, corpus.task, ClusterOptions())
+    if error:
+        with pytest.raises(TfexportError, match=error):
+            next(given)
+    else:
+        next(given)
+        given.close()
+    assert ended == [True]
 
 
 @pytest.mark.parametrize(
