@@ -30,10 +30,10 @@ WITHOUT_METRICS = {
 """Environment variables for a cluster of this run alone. It has no dashboard that shows metrics and events, but without
 these settings its processes collect them. Variables that the user has set win."""
 MOST_REST = 1.5
-"""The longest rest of Ray's scheduling loop between two rounds, in seconds. A round itself waits a tenth for results. An
-interrupted run waits up to two seconds for the end of a round."""
-LAST_SHARDS = 8
-"""The number of shards of which the shortest determines the rest."""
+"""The longest rest of Ray's scheduling loop between two rounds, in seconds. A round itself waits a tenth for results. At the
+end of an interrupted run, `StreamingExecutor.shutdown` of Ray waits two seconds for a round."""
+LAST_TASKS = 8
+"""The number of tasks of which the shortest determines the rest."""
 
 SECONDS_TO_ANSWER = 5.0
 """After which the head of a cluster counts as missing. Ray itself tries for many minutes."""
@@ -163,20 +163,21 @@ class Rest:
 
 
 class Rhythm:
-    """Determines the rest of Ray's loop from the time that actors needed for the last shards. This time does not depend on
-    rounds, so a rest that is too long ends with the next shards.
+    """Determines the rest of Ray's loop from the seconds that actors needed for their last tasks.
+
+    These seconds contain no waiting for the loop: after a rest that was too long, the next one is not.
 
     Args:
         actors: that compute shards, at most.
     """
 
     def __init__(self, actors: int) -> None:
-        # A round comes in half of the time of a shard, because an actor has one shard in reserve. And it comes for each
-        # shard, because a task that reads a file goes only two shards ahead of the loop.
-        self._share = 1 / max(actors, 2)
-        self._seconds: deque[float] = deque(maxlen=LAST_SHARDS)
+        # An actor has one task in reserve, so a round has to come in half of the time of a task. A task that reads a file
+        # goes only two shards ahead of the loop, so a round has to come for each shard.
+        self._rounds_in_a_task = max(actors, 2)
+        self._seconds: deque[float] = deque(maxlen=LAST_TASKS)
 
     def rest(self, seconds: float) -> float:
-        """The rest in seconds, after an actor needed so many seconds for a shard."""
+        """The rest in seconds, after an actor needed so many seconds for a task."""
         self._seconds.append(seconds)
-        return min(MOST_REST, min(self._seconds) * self._share)
+        return min(MOST_REST, min(self._seconds) / self._rounds_in_a_task)

@@ -42,10 +42,9 @@ SHARDS_OF_AN_ACTOR = 2
 SHARDS_AT_END = 4
 """Ray's loop has no rest for as many rows as these have, the last of a run: what is done comes out two rounds later."""
 DRIVER_REST = 0.9
-"""The share of a rest of Ray's loop for which the driver sleeps. While the driver waits for a result, it looks at a queue a
-hundred times a second."""
+"""The share of a rest of Ray's loop for which the driver sleeps, so that it polls less; see `POLL`."""
 POLL = 0.01
-"""The seconds between two of these looks."""
+"""The seconds between two looks at the queue of results, with which Ray Data waits for the next one."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +198,7 @@ def run(manifest: Manifest, output: Output, task: Task, cluster: ClusterOptions)
             left = sum(totals.values()) - rows if len(totals) == len(manifest.inputs) else math.inf
             if left <= SHARDS_AT_END * manifest.rows_per_shard:
                 Rest.seconds = 0.0
-            elif shard.rows:
+            elif shard.rows or len(totals) > 1:  # with many small files, their ends are tasks as often as shards
                 Rest.seconds = rhythm.rest(row["seconds"])
             if shard.rows:
                 yield Done(shard, json.loads(row["statuses"]))
@@ -277,22 +276,27 @@ def _dataset(
 
 
 def _results(dataset: Any) -> Generator[Mapping[str, Any]]:
-    """The rows of a dataset as they are computed: like `iter_rows`, in which another thread waits for the next row."""
+    """The rows of a dataset as they are computed.
+
+    `iter_rows` gives the same, but one of its threads always waits for the next row. That takes time; see `DRIVER_REST`.
+    """
     import ray
 
     bundles = iter(dataset.iter_internal_ref_bundles())
-    while True:
-        asked = time.monotonic()
-        bundle = next(bundles, None)
-        if bundle is None:
-            return
-        has_waited = time.monotonic() - asked >= POLL
-        for block in ray.get(list(bundle.block_refs)):
-            yield from block.to_pylist()
-        if (
-            has_waited
-        ):  # so a round of Ray's loop has just ended, and its results are taken. Nothing comes during its rest.
-            time.sleep(DRIVER_REST * Rest.seconds)
+    try:
+        while True:
+            asked = time.monotonic()
+            bundle = next(bundles, None)
+            if bundle is None:
+                return
+            has_waited = time.monotonic() - asked >= POLL
+            for block in ray.get(list(bundle.block_refs)):
+                yield from block.to_pylist()
+            # A round of Ray's loop has just ended, and nothing comes during the rest. Other results of the round can wait.
+            if has_waited:
+                time.sleep(DRIVER_REST * Rest.seconds)
+    finally:
+        Rest.seconds = 0.0
 
 
 def _room(resources: Mapping[str, float], threads: int, gpus: float, *, may_grow: bool) -> int:

@@ -296,13 +296,41 @@ def test_the_driver_sleeps_in_rests_if_it_had_to_wait(monkeypatch: pytest.Monkey
         nonlocal now
         for number, seconds in enumerate(waits):
             now += seconds
-            yield SimpleNamespace(block_refs=[SimpleNamespace(to_pylist=lambda number=number: [number])])
+            blocks = [SimpleNamespace(to_pylist=lambda number=number: [number, number])] * 2
+            yield SimpleNamespace(block_refs=blocks)
 
     dataset = SimpleNamespace(iter_internal_ref_bundles=bundles)
     found = [(row, len(sleeps)) for row in runs._results(dataset)]
-    assert found == [(0, 0), (1, 0), (2, 1), (3, 1)]
+    assert found == [(0, 0)] * 4 + [(1, 0)] * 4 + [(2, 1)] * 4 + [(3, 1)] * 4
     assert sleeps == [runs.DRIVER_REST] * 2
-    assert runs.DRIVER_REST < 1  # the next round is not missed
+    assert 0.5 < runs.DRIVER_REST < 1  # it polls less, and does not miss the next round
+    assert runs.Rest.seconds == 0.0  # for other datasets of this process
+
+
+def test_an_actor_tells_how_long_a_shard_took(corpus: Corpus) -> None:
+    writer, tables = corpus.actor()
+    assert all(0 < row["seconds"] < 60 for table in tables for row in writer(table).to_pylist())
+
+
+@pytest.mark.parametrize(("files", "rests"), [(1, True), (3, False)])
+def test_the_loop_has_no_rest_with_small_files(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch, files: int, rests: bool
+) -> None:
+    inputs = []
+    for file in range(files):
+        (corpus.folder.parent / f"{file}.txt").write_text("a\n" * 6, encoding="utf-8")
+        inputs.append(Input.of(Place.of(str(corpus.folder.parent / f"{file}.txt"))))
+    corpus.manifest = replace(corpus.manifest, inputs=inputs, rows_per_shard=1 if files == 1 else 6)
+
+    def results(done: Set[Shard]) -> Iterator[Any]:
+        writer, _ = corpus.actor()
+        for table in runs.read_files({"file": range(files)}, corpus.manifest, set(done)):
+            for row in writer(table).to_pylist():
+                yield {**row, "seconds": 2.0 if row["rows"] else 0.001}
+
+    monkeypatch.setattr(runs, "_results", results)
+    found = [runs.Rest.seconds for _ in runs.run(corpus.manifest, corpus.output, corpus.task, ClusterOptions())]
+    assert (found[-1] == 2.0 / ACTORS) is rests
 
 
 @pytest.mark.parametrize("error", ["", "it broke"])
@@ -319,8 +347,9 @@ def test_ray_data_is_let_go_before_a_run_ends(corpus: Corpus, monkeypatch: pytes
     monkeypatch.setattr(runs, "_results", results)
     given = runs.run(corpus.manifest, corpus.output, corpus.task, ClusterOptions())
     if error:
-        with pytest.raises(TfexportError, match=error):
+        with pytest.raises(TfexportError, match=error) as caught:
             next(given)
+        assert caught.tb is not None  # it keeps what the run has left
     else:
         next(given)
         given.close()
