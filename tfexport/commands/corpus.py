@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import closing
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -150,9 +151,11 @@ def _run(
     with only_driver(out.folder, out.own) as check:
         manifest.begin(out, resume=resume)
         try:
-            for done in with_progress(run(manifest, out, task, cluster), about, rows=lambda done: done.shard.rows):
-                check()
-                counts.update(done.statuses)
+            # A run that is interrupted here ends before the cluster does: else Ray Data starts another to end itself there.
+            with closing(run(manifest, out, task, cluster)) as shards:
+                for done in with_progress(shards, about, rows=lambda done: done.shard.rows):
+                    check()
+                    counts.update(done.statuses)
         except BaseException as error:
             disconnect()  # else Ray tells of its actors while the process ends
             if isinstance(error, KeyboardInterrupt | SystemExit):

@@ -169,8 +169,10 @@ def _counted(output: Output) -> Iterator[Done]:
         yield from (Done(shard, found) for shard, found in zip(shards, counts, strict=True) if found is not None)
 
 
-def run(manifest: Manifest, output: Output, task: Task, cluster: ClusterOptions) -> Iterator[Done]:
+def run(manifest: Manifest, output: Output, task: Task, cluster: ClusterOptions) -> Generator[Done]:
     """Compute what is not done yet; yields shards as they are written, then writes the summary.
+
+    Close it before you leave the cluster.
 
     Raises:
         TfexportError: an input cannot be read, an output cannot be written, or a part is missing at the end.

@@ -14,10 +14,11 @@ import pytest
 
 pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'tfexport[ray]'")
 
+from tfexport.commands import corpus as commands
 from tfexport.errors import TfexportError
 from tfexport.scale import run as runs
 from tfexport.scale.manifest import Manifest, Output, Task
-from tfexport.scale.options import ClusterOptions
+from tfexport.scale.options import ClusterOptions, CorpusOptions, TextColumn
 from tfexport.scale.row_function import Row
 from tfexport.scale.run import SHARDS_AT_END
 from tfexport.scale.shards import Input, Shard
@@ -175,6 +176,10 @@ class Upper:
 
     def __init__(self, bundle: Path):
         pass
+
+    @classmethod
+    def for_text(cls, options: Any) -> Any:
+        return options
 
     def rows(self, values: Sequence[Any], place: str, *, singly: bool = False) -> Iterator[Row]:
         for value in values:
@@ -354,6 +359,31 @@ def test_ray_data_is_let_go_before_a_run_ends(corpus: Corpus, monkeypatch: pytes
         next(given)
         given.close()
     assert ended == [True]
+
+
+def test_an_interrupted_run_ends_before_its_cluster(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = []
+
+    def computed(*_: Any) -> Iterator[runs.Done]:
+        try:
+            yield runs.Done(SHARDS[0], {"ok": 2})
+        finally:
+            ended.append("run")
+
+    def interrupted(items: Iterator[Any], *_: Any, **__: Any) -> Iterator[Any]:
+        yield next(items)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "run", computed)
+    monkeypatch.setattr("tfexport.scale.cluster.disconnect", lambda: ended.append("cluster"))
+    monkeypatch.setattr(commands, "with_progress", interrupted)
+    monkeypatch.setattr(Manifest, "of", lambda *_: corpus.manifest)
+    places = [str(corpus.folder.parent / "in.txt")], str(corpus.folder)
+    options = TextColumn(), CorpusOptions(), ClusterOptions()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        commands._run(corpus.task, *places, *options, resume=True, about="")
+    assert caught.tb is not None  # it keeps what the command has left
+    assert ended == ["run", "cluster"]
 
 
 @pytest.mark.parametrize(
