@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import Counter
-from contextlib import closing
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -151,12 +151,12 @@ def _run(
     with only_driver(out.folder, out.own) as check:
         manifest.begin(out, resume=resume)
         try:
-            # A run that is interrupted here ends before the cluster does: else Ray Data starts another to end itself there.
-            with closing(run(manifest, out, task, cluster)) as shards:
-                for done in with_progress(shards, about, rows=lambda done: done.shard.rows):
-                    check()
-                    counts.update(done.statuses)
+            for done in with_progress(run(manifest, out, task, cluster), about, rows=lambda done: done.shard.rows):
+                check()
+                counts.update(done.statuses)
         except BaseException as error:
+            # The frames of the error hold the run. It ends before the cluster: else Ray Data starts another to end there.
+            traceback.clear_frames(error.__traceback__)
             disconnect()  # else Ray tells of its actors while the process ends
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 rows = sum(shard.rows for shard in out.done())

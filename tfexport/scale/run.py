@@ -172,7 +172,7 @@ def _counted(output: Output) -> Iterator[Done]:
 def run(manifest: Manifest, output: Output, task: Task, cluster: ClusterOptions) -> Generator[Done]:
     """Compute what is not done yet; yields shards as they are written, then writes the summary.
 
-    Close it before you leave the cluster.
+    It has to end, or be closed, before the cluster is left.
 
     Raises:
         TfexportError: an input cannot be read, an output cannot be written, or a part is missing at the end.
