@@ -41,9 +41,9 @@ SHARDS_OF_AN_ACTOR = 2
 """That are there for each: one waits while another is decoded."""
 SHARDS_AT_END = 4
 """Ray's loop has no rest for as many rows as these have, the last of a run: what is done comes out two rounds later."""
-DRIVER_REST = 0.9
-"""The share of a rest of Ray's loop for which the driver sleeps, so that it polls less; see `POLL`."""
-POLL = 0.01
+DRIVER_REST_SHARE = 0.9
+"""The share of a rest of Ray's loop for which the driver sleeps, so that it polls less; see `POLL_SECONDS`."""
+POLL_SECONDS = 0.01
 """The seconds between two looks at the queue of results, with which Ray Data waits for the next one."""
 
 
@@ -188,7 +188,7 @@ def run(manifest: Manifest, output: Output, task: Task, cluster: ClusterOptions)
     if not was_connected:
         connect(cluster.address)
     actors = _actors(cluster, task)
-    Rest.seconds, rhythm = 0.0, Rhythm(actors)
+    rhythm = Rhythm(actors)
     with closing(_results(_dataset(manifest, output, task, cluster, actors, done))) as results:
         for row in results:
             if row["error"]:
@@ -280,7 +280,7 @@ def _dataset(
 def _results(dataset: Any) -> Generator[Mapping[str, Any]]:
     """The rows of a dataset as they are computed.
 
-    `iter_rows` gives the same, but one of its threads always waits for the next row. That takes time; see `DRIVER_REST`.
+    `iter_rows` gives the same, but one of its threads always waits for the next row. That takes time; see `POLL_SECONDS`.
     """
     import ray
 
@@ -291,12 +291,12 @@ def _results(dataset: Any) -> Generator[Mapping[str, Any]]:
             bundle = next(bundles, None)
             if bundle is None:
                 return
-            has_waited = time.monotonic() - asked >= POLL
+            has_waited = time.monotonic() - asked >= POLL_SECONDS
             for block in ray.get(list(bundle.block_refs)):
                 yield from block.to_pylist()
             # A round of Ray's loop has just ended, and nothing comes during the rest. Other results of the round can wait.
             if has_waited:
-                time.sleep(DRIVER_REST * Rest.seconds)
+                time.sleep(DRIVER_REST_SHARE * Rest.seconds)
     finally:
         Rest.seconds = 0.0
 

@@ -290,7 +290,7 @@ def test_as_many_actors_as_asked_for_or_as_there_is_room_for(
 
 def test_the_driver_sleeps_in_rests_if_it_had_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     now, sleeps = 100.0, []
-    waits = [0.0, 5.0, 0.001, runs.POLL]
+    waits = [0.0, 5.0, 0.001, runs.POLL_SECONDS]
     clock = SimpleNamespace(monotonic=lambda: now, sleep=lambda seconds: sleeps.append(round(seconds / rest, 3)))
     monkeypatch.setattr(runs, "time", clock)
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda refs: refs))
@@ -307,8 +307,8 @@ def test_the_driver_sleeps_in_rests_if_it_had_to_wait(monkeypatch: pytest.Monkey
     dataset = SimpleNamespace(iter_internal_ref_bundles=bundles)
     found = [(row, len(sleeps)) for row in runs._results(dataset)]
     assert found == [(0, 0)] * 4 + [(1, 0)] * 4 + [(2, 1)] * 4 + [(3, 1)] * 4
-    assert sleeps == [runs.DRIVER_REST] * 2
-    assert 0.5 < runs.DRIVER_REST < 1  # it polls less, and does not miss the next round
+    assert sleeps == [runs.DRIVER_REST_SHARE] * 2
+    assert 0.5 < runs.DRIVER_REST_SHARE < 1  # it polls less, and does not miss the next round
     assert runs.Rest.seconds == 0.0  # for other datasets of this process
 
 
@@ -317,9 +317,9 @@ def test_an_actor_tells_how_long_a_shard_took(corpus: Corpus) -> None:
     assert all(0 < row["seconds"] < 60 for table in tables for row in writer(table).to_pylist())
 
 
-@pytest.mark.parametrize(("files", "rests"), [(1, True), (3, False)])
+@pytest.mark.parametrize(("files", "rest"), [(1, 0.5), (3, 0.001 / 4)])
 def test_the_loop_has_no_rest_with_small_files(
-    corpus: Corpus, monkeypatch: pytest.MonkeyPatch, files: int, rests: bool
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch, files: int, rest: float
 ) -> None:
     inputs = []
     for file in range(files):
@@ -335,7 +335,7 @@ def test_the_loop_has_no_rest_with_small_files(
 
     monkeypatch.setattr(runs, "_results", results)
     found = [runs.Rest.seconds for _ in runs.run(corpus.manifest, corpus.output, corpus.task, ClusterOptions())]
-    assert (found[-1] == 2.0 / ACTORS) is rests
+    assert found[-1] == pytest.approx(rest)
 
 
 @pytest.mark.parametrize("error", ["", "it broke"])
