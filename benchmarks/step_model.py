@@ -1,4 +1,4 @@
-"""The time of a decoder step on an H100, computed from launches, bytes and operations. Nothing here was measured on a GPU.
+"""The time of a decoder step on an H100, computed from launches, bytes and operations; then beside a measured one.
 
     time = launches * gap + sum over the work of max(0, time of the work - gap)
 
@@ -67,7 +67,7 @@ def peer_launches(beam: int) -> int:
     return LAYERS * sum(PEER_LAYER.values()) + PEER_REST + (PEER_BEAM if beam > 1 else 0)
 
 
-def work(engine: Engine, batch: int, beam: int) -> Iterator[float]:
+def work(engine: Engine, batch: int, beam: int, words: int = VOCAB) -> Iterator[float]:
     """The seconds of each larger piece of a step by itself."""
     rows, half = batch * beam, 2
 
@@ -87,12 +87,12 @@ def work(engine: Engine, batch: int, beam: int) -> Iterator[float]:
         yield cross / BANDWIDTH
         yield from [2 * own / BANDWIDTH] * (engine.copies_cache + (beam > 1 and not engine.shares_cache))
     item = half if engine.projection == "half" else 4
-    yield product(D_MODEL, VOCAB, engine.projection, item)
-    yield from [rows * VOCAB * item / BANDWIDTH] * (engine.logits_passes - 1)
+    yield product(D_MODEL, words, engine.projection, item)
+    yield from [rows * words * item / BANDWIDTH] * (engine.logits_passes - 1)
 
 
-def step_seconds(engine: Engine, launches: int, batch: int, beam: int) -> float:
-    return launches * engine.gap + sum(max(0.0, seconds - engine.gap) for seconds in work(engine, batch, beam))
+def step_seconds(engine: Engine, launches: int, batch: int, beam: int, words: int = VOCAB) -> float:
+    return launches * engine.gap + sum(max(0.0, seconds - engine.gap) for seconds in work(engine, batch, beam, words))
 
 
 def table(steps: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
@@ -103,8 +103,7 @@ def table(steps: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]
         for batch in BATCHES:
             counted = {
                 LENGTHS: _launches(steps, "onnx24-lengths", "decoder_step", batch) + (beam > 1),  # the reorder
-                CUDA: _launches(steps, "ort-cuda", "decoder_step" if beam == 1 else "beam_step", batch)
-                + _launches(steps, "onnx24", "greedy_search" if beam == 1 else "beam_search", batch),
+                CUDA: _cuda_launches(steps, batch, beam),
                 CTRANSLATE2: peer_launches(beam),
             }
             for engine, launches in counted.items():
@@ -114,6 +113,34 @@ def table(steps: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]
                 cells = [str(launches), alone, f"{1e3 * seconds:.2f}", f"{batch / seconds:,.0f}"]
                 rows.append([search, str(batch), engine.name, *cells])
     return head, rows
+
+
+def measured_table(
+    steps: Sequence[Mapping[str, Any]], measured: Sequence[Mapping[str, Any]], words: int
+) -> tuple[list[str], list[list[str]]]:
+    """The head and the rows of the table that compares a step of `ort-cuda` in fp16 with its computed time.
+
+    Args:
+        measured: the rows that the stage `speed` of benchmarks/gpu_day measured.
+        words: in the vocabulary of the model that it measured.
+    """
+    head = ["search", "batch", "computed, ms", "measured, ms", "measured / computed"]
+    rows = []
+    for row in measured:
+        batch, beam = row["batch"], row["beam"]
+        if (row["runtime"], row["precision"]) != ("ort-cuda", "fp16") or not row["step_ms"]:
+            continue
+        computed = 1e3 * step_seconds(CUDA, _cuda_launches(steps, batch, beam), batch, beam, words)
+        found = row["step_ms"]["median"]
+        search = "greedy" if beam == 1 else f"beam {beam}"
+        rows.append([search, str(batch), f"{computed:.2f}", f"{found:.2f}", f"{found / computed:.1f}"])
+    return head, rows
+
+
+def _cuda_launches(steps: Sequence[Mapping[str, Any]], batch: int, beam: int) -> int:
+    """Of a step of `ort-cuda`, with the choice of tokens."""
+    step, choice = ("decoder_step", "greedy_search") if beam == 1 else ("beam_step", "beam_search")
+    return _launches(steps, "ort-cuda", step, batch) + _launches(steps, "onnx24", choice, batch)
 
 
 def _launches(steps: Sequence[Mapping[str, Any]], dialect: str, role: str, batch: int) -> int:

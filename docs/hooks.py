@@ -347,6 +347,17 @@ def step_model() -> str:
     return _table(*table(record["steps"]))
 
 
+def step_model_measured() -> str:
+    """The computed steps beside those of the day on a GPU."""
+    from benchmarks.base_model import BASE
+    from benchmarks.step_model import measured_table
+
+    steps = json.loads((RESULTS / "cuda_dry.json").read_text(encoding="utf-8"))["steps"]
+    day = json.loads((RESULTS / "gpu_day.json").read_text(encoding="utf-8"))
+    (speed,) = (stage["found"] for stage in day["stages"] if stage["name"] == "speed")
+    return _table(*measured_table(steps, speed["rows"], BASE.tgt_vocab_size))
+
+
 def recorded(name: str) -> str:
     """A page of tables from benchmarks/results/records.json."""
     tables = json.loads((RESULTS / "records.json").read_text(encoding="utf-8"))[name]
@@ -399,8 +410,10 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "gpu-day-results": gpu_day_results,
     "cuda-dry-steps": cuda_dry_steps,
     "step-model": step_model,
+    "step-model-measured": step_model_measured,
     "search-host": search_host,
     "output-projection": output_projection,
+    "gpu-parity": lambda: recorded("gpu"),
     "precision-results": lambda: recorded("precision"),
     "agreement-results": lambda: recorded("agreement"),
     "memory-results": lambda: recorded("memory"),

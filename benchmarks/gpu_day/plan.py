@@ -40,14 +40,14 @@ STAGES = (
     Stage(
         "smoke",
         "8 sentences beside PyTorch on the CPU: fp32, fp16 and bf16, greedy and beam 4; which kernels ran",
-        180,
+        120,
     ),
-    Stage("tests", "tests/gpu without those that compile", 300),
+    Stage("tests", "tests/gpu without those that compile", 200),
     Stage("export", "the base model of the paper: `tfexport export`, and CTranslate2's converter", 120),
-    Stage("speed", "ort-cuda beside eager PyTorch, Hugging Face and CTranslate2", 330),
-    Stage("profile", "microseconds a node of a step, and the gaps between nodes", 110),
-    Stage("compiled", "speed of compiled PyTorch beside ort-cuda", 220),
-    Stage("compiled-tests", "tests/gpu that compile", 160),
+    Stage("speed", "ort-cuda beside eager PyTorch, Hugging Face and CTranslate2", 300),
+    Stage("profile", "microseconds a node of a step, and the gaps between nodes", 60),
+    Stage("compiled", "speed of compiled PyTorch beside ort-cuda", 180),
+    Stage("compiled-tests", "tests/gpu that compile", 440),
 )
 
 HANG = Stage("hang", "a stage that never ends, to see that it is stopped", 6, hangs=True)

@@ -68,8 +68,8 @@ def run(task: Task) -> bool:
         "cpus": usable_cpus(),
         "python": platform.python_version(),
         "versions": {name: versions[name] for name in sorted(versions) if name.lower().startswith(TELLING)},
-        "pack": {name: unpacked.get(name) for name in ("commit", "used", "there", "libraries")},
-        "tools": {tool: shutil.which(tool) for tool in TOOLS},
+        "pack": {name: unpacked.get(name) for name in ("commit", "used", "there")},
+        "tools": [tool for tool in TOOLS if shutil.which(tool)],
     }
     task.save()
     task.found["gpu"] = gpu_now() if shutil.which("nvidia-smi") else {}

@@ -140,3 +140,25 @@ def test_the_model_of_steps_has_a_row_for_each_search_batch_and_engine() -> None
     launches = {(row[0], row[2]): row[3] for row in rows}
     assert launches["beam 4", "onnx24-lengths"] == "101"
     assert (launches["greedy", "ort-cuda"], launches["beam 4", "ort-cuda"]) == ("104", "117"), "with the search"
+
+
+def test_computed_steps_are_compared_with_measured_ones_of_ort_cuda_in_fp16() -> None:
+    """The smaller vocabulary of the measured model is computed, and the search counts."""
+    steps = [
+        a_step(nodes, dialect=dialect, role=role, batch=256)
+        for dialect, role, nodes in (("ort-cuda", "beam_step", 100), ("onnx24", "beam_search", 17))
+    ]
+    setting = {"batch": 256, "beam": 4}
+    measured = [
+        {"runtime": "ort-cuda", "precision": "fp16", **setting, "step_ms": {"median": 1.0}},
+        {"runtime": "ort-cuda", "precision": "bf16", **setting, "step_ms": {"median": 2.0}},
+        {"runtime": "torch-cuda", "precision": "fp16", **setting, "step_ms": {"median": 3.0}},
+        {"runtime": "ort-cuda", "precision": "fp16", **setting, "step_ms": None},
+    ]
+    ((search, batch, computed, found, ratio),) = step_model.measured_table(steps, measured, words=8000)[1]
+    assert (search, batch, found) == ("beam 4", "256", "1.00")
+    assert float(computed) == pytest.approx(
+        1e3 * step_model.step_seconds(step_model.CUDA, 117, 256, 4, 8000), abs=0.005
+    )
+    assert float(ratio) == pytest.approx(1 / float(computed), rel=0.05)
+    assert float(computed) < 1e3 * step_model.step_seconds(step_model.CUDA, 117, 256, 4)

@@ -329,3 +329,20 @@ def test_the_last_line_of_a_log_is_the_last_that_says_something(tmp_path: Path) 
     assert runner.last_line(log) == ""
     log.write_bytes(b"first\n" + b"x" * 9000 + b"\n  RuntimeError: \xff broken  \n\n")
     assert runner.last_line(log) == "RuntimeError: \ufffd broken"
+
+
+def test_ort_cuda_is_faster_than_every_peer_wherever_both_were_measured() -> None:
+    """The changelog says so of the recorded day."""
+    day = json.loads((ROOT / "benchmarks" / "results" / "gpu_day.json").read_text(encoding="utf-8"))
+    compared = 0
+    for stage in day["stages"]:
+        rows = stage["found"]["rows"] if stage["name"] in ("speed", "compiled") else []
+        rates = {
+            (row["runtime"], row["precision"], row["batch"], row["beam"]): row["tokens_per_second"]["median"]
+            for row in rows
+        }
+        for (runtime, *setting), rate in rates.items():
+            if runtime != "ort-cuda":
+                compared += 1
+                assert rate < rates[("ort-cuda", *setting)], (runtime, setting)
+    assert compared > 30
