@@ -31,7 +31,11 @@ def run(task: Task) -> bool:
         code = subprocess.run(
             [*command, "-o", str(folder), "--force"], stdout=output, stderr=subprocess.STDOUT
         ).returncode
-    task.found["export"] = {"code": code, "seconds": time.perf_counter() - begin, "last_line": last_line(log)}
+    task.found["export"] = {
+        "code": code,
+        "seconds": time.perf_counter() - begin,
+        "last_line": last_line(log) if code else "",
+    }
     say(log.read_text(encoding="utf-8", errors="replace"))
     task.save()
     bundle = models.base(task)  # without checks where this failed: the stages that follow measure all the same

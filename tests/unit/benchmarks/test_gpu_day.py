@@ -332,17 +332,19 @@ def test_the_last_line_of_a_log_is_the_last_that_says_something(tmp_path: Path) 
 
 
 def test_ort_cuda_is_faster_than_every_peer_wherever_both_were_measured() -> None:
-    """The changelog says so of the recorded day."""
+    """The changelog says so of the recorded day, by medians."""
     day = json.loads((ROOT / "benchmarks" / "results" / "gpu_day.json").read_text(encoding="utf-8"))
-    compared = 0
-    for stage in day["stages"]:
-        rows = stage["found"]["rows"] if stage["name"] in ("speed", "compiled") else []
+    found = {stage["name"]: stage["found"] for stage in day["stages"]}
+    compared = set()
+    for name in ("speed", "compiled"):
         rates = {
             (row["runtime"], row["precision"], row["batch"], row["beam"]): row["tokens_per_second"]["median"]
-            for row in rows
+            for row in found[name]["rows"]
+            if row["tokens_per_second"]
         }
         for (runtime, *setting), rate in rates.items():
-            if runtime != "ort-cuda":
-                compared += 1
-                assert rate < rates[("ort-cuda", *setting)], (runtime, setting)
-    assert compared > 30
+            own = rates.get(("ort-cuda", *setting))
+            if runtime != "ort-cuda" and own is not None:
+                compared.add(runtime)
+                assert rate < own, (runtime, setting)
+    assert compared >= {"ctranslate2", "hugging-face", "torch-cuda-compiled"}
