@@ -13,6 +13,7 @@ from torch import Tensor
 from tfexport.bundle.reader import file_sha256
 from tfexport.config import ModelConfig
 from tfexport.errors import CheckpointError, ConfigError
+from tfexport.models.checkpoints.confirmation import Confirmation
 from tfexport.models.checkpoints.convert import convert, differently_shaped, tie
 from tfexport.models.checkpoints.hints import (
     ALWAYS,
@@ -84,6 +85,8 @@ class Checkpoint:
     """Names of tensors that belong to no layer, according to the user."""
     generation: Mapping[str, Any] | None = None
     """Default search options of the model's library, from `generation_config.json`."""
+    confirmation: Confirmation = field(default_factory=Confirmation)
+    """Who confirms that the settings are those of the owner's code."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -100,6 +103,7 @@ class Checkpoint:
             "text": dict(self.text),
             "notes": list(self.notes),
             "ignored": list(self.ignored),
+            "confirmation": self.confirmation.to_dict(),
         }
 
     def build_model(self) -> Model:
