@@ -36,6 +36,11 @@ class FamilyOptions(Options):
         metavar="NAME|FILE.py",
         help="The checkpoint family; or a family file of your own, which is run as Python.",
     )
+    module: str | None = option(
+        None,
+        metavar="FILE.py:NAME",
+        help="A function of yours that returns the model, which is run: its forward is read and proven, no setting is needed.",
+    )
     config: Path | None = option(
         None, help="JSON file with model fields; by default the checkpoint's name with .json, if it exists."
     )

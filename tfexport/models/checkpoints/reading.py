@@ -11,6 +11,7 @@ from tfexport.errors import ConfigError, TfexportError, TokenizerError
 from tfexport.models.checkpoints.hints import read_hints
 from tfexport.models.checkpoints.load import Checkpoint, load_checkpoint
 from tfexport.models.checkpoints.options import CheckpointOptions, FamilyOptions, TextSettings
+from tfexport.models.checkpoints.own_module import OwnModule, module_of, read_own_module
 from tfexport.models.checkpoints.recognise import Chosen
 from tfexport.models.checkpoints.user_family import read_family_file
 from tfexport.models.formats.native import Tokenizers
@@ -32,8 +33,12 @@ def open_checkpoint(checkpoint: Path, options: CheckpointOptions, say: Say) -> C
     return read_with_text(checkpoint, hints_of(options, checkpoint, say), chosen_family(options), text=options)
 
 
-def chosen_family(options: FamilyOptions) -> Chosen:
-    """The name of a family, or the families of the user's own family file, which is run."""
+def chosen_family(options: FamilyOptions) -> Chosen | OwnModule:
+    """The name of a family, the families of the user's own family file, or the user's module; both files are run."""
+    if options.module is not None:
+        if options.family is not None:
+            raise ConfigError("--module says all that --family says. Leave out --family.")
+        return module_of(options.module)
     if options.family is None or not options.family.endswith(".py"):
         return options.family
     return read_family_file(Path(options.family))
@@ -72,7 +77,12 @@ def read_with_text(
     """
     spoken = TextOptions(text.src_lang, text.tgt_lang, text.prefix)
     tokenizers = read_vocabularies(text, hints.get("unk_id"))
-    loaded = load_checkpoint(checkpoint, hints, tokenizers=tokenizers, family=family, text=spoken)
+    if isinstance(family, OwnModule):
+        if spoken:
+            raise ConfigError("--src-lang, --tgt-lang and --prefix are for folders of toolkits. Leave them out.")
+        loaded = read_own_module(checkpoint, family, hints, tokenizers=tokenizers)
+    else:
+        loaded = load_checkpoint(checkpoint, hints, tokenizers=tokenizers, family=family, text=spoken)
     return replace(loaded, tokenizers=with_codes(loaded.tokenizers, text), text=text.recorded(checkpoint))
 
 

@@ -1,0 +1,292 @@
+"""Finds how to call a user's module: the order of its arguments, its masks, `batch_first`, and the form of its result.
+
+Each way is tried on small inputs. It is accepted if the result has a row of logits for each target token that is
+deterministic, depends on the source, and does not depend on later target tokens or on other sequences of the batch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tfexport.errors import CheckpointError
+from tfexport.models.live.tape import Call, plain_operations
+
+Values = Literal["hide", "keep", "add", "int"]
+"""What a mask holds: True where a key is hidden, True where it is read, a number to add to scores, or 1 where it is read."""
+Axes = Literal[2, 3, 4]
+"""[queries, keys] and [batch, keys]; [batch, queries, keys]; [batch, 1, queries, keys]."""
+
+ADAPTER = """    def call(model, src, tgt):  # int64 [batch, length], padded with pad -> logits [batch, tgt, vocab]
+        memory = model.encode(src, src_mask(src))
+        return model.decode(memory, tgt, causal_mask(tgt))"""
+
+_TARGET_NAMES = ("tgt", "trg", "target", "dec", "output", "look", "causal", "subsequent", "future", "peak", "nopeak")
+_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class Ids:
+    """The special ids that tests of a call need, and the number of ids that both sides have at least."""
+
+    pad: int
+    special: frozenset[int]
+    source: int
+    target: int
+
+    def free(self, side: Literal["source", "target"]) -> Tensor:
+        """The ids of a side that are not special."""
+        return torch.tensor([i for i in range(getattr(self, side)) if i not in self.special])
+
+    def random(self, side: Literal["source", "target"], shape: tuple[int, ...], seed: int) -> Tensor:
+        """Random ids that are not special; different ones within a row, if there are enough."""
+        free, generator = self.free(side), torch.Generator().manual_seed(seed)
+        rows, length = shape
+        if len(free) >= length:
+            order = [free[torch.randperm(len(free), generator=generator)[:length]] for _ in range(rows)]
+            return torch.stack(order)
+        return free[torch.randint(len(free), shape, generator=generator)]
+
+
+@dataclass(frozen=True)
+class FoundCall:
+    """A way to call a module."""
+
+    call: Call
+    about: str
+    """The way in words, such as `model(src, tgt), batch first`."""
+    masks_padding: bool
+    """Whether padding of sources changes nothing, so that batches may be padded."""
+
+
+def find_call(module: nn.Module, ids: Ids, vocab: int | None, adapter: Callable[..., Tensor] | None = None) -> FoundCall:
+    """Find how to call a module in evaluation mode, whose weights are float64.
+
+    Args:
+        vocab: the number of logits, if it is known.
+        adapter: the user's own `call(model, src, tgt)`; then no other way is tried.
+
+    Raises:
+        CheckpointError: no way works.
+    """
+    if adapter is not None:
+        ways: Iterator[tuple[Call, str]] = iter([(lambda src, tgt: adapter(module, src, tgt), "call(model, src, tgt)")])
+    else:
+        ways = _ways(module, ids.pad, vocab)
+    problems: dict[str, str] = {}
+    unpadded: FoundCall | None = None
+    for call, about in ways:
+        try:
+            with plain_operations():
+                problem = _problem(call, ids)
+        except Exception as error:  # whatever the user's code raises, this way is none
+            problem = f"{type(error).__name__}: {' '.join(str(error).split())[:150]}"
+        if problem is None:
+            return FoundCall(call, about, True)
+        if problem == _READS_PADDING:
+            unpadded = unpadded or FoundCall(call, about, False)
+        else:
+            problems[about] = problem
+    if unpadded is not None:
+        return unpadded
+    raise CheckpointError(_no_way(module, problems, adapter is not None))
+
+
+def _no_way(module: nn.Module, problems: Mapping[str, str], has_adapter: bool) -> str:
+    name = type(module).__name__
+    if has_adapter:
+        return f"`call` of your file does not work with {name}: {next(iter(problems.values()), 'it was not run')}. Correct it."
+    kinds: dict[str, str] = {}
+    for about, problem in problems.items():
+        kinds.setdefault(problem, about)
+    shown = "".join(f"\n  {about}: {problem}" for problem, about in [*kinds.items()][:6])
+    return (
+        f"{name}.forward was called in {len(problems)} ways, and none gives logits for each target token:{shown}\n"
+        "Add a function to your file that calls it as your own decoding does, with the masks that it makes:\n"
+        f"{ADAPTER}"
+    )
+
+
+_READS_PADDING = "padding of the source changes the result"
+
+
+@torch.no_grad()
+def _problem(call: Call, ids: Ids) -> str | None:
+    """Why a call is none of a decoder, in words; None if it is one."""
+    src, tgt = ids.random("source", (3, 6), 1), ids.random("target", (3, 5), 2)
+    result = call(src, tgt)
+    if not isinstance(result, Tensor) or not result.is_floating_point() or result.shape[:2] != tgt.shape or result.dim() != 3:
+        shape = list(result.shape) if isinstance(result, Tensor) else type(result).__name__
+        return f"returns {shape}, not [3, 5, vocab] for 3 sequences of 5 tokens"
+    if not bool(result.isfinite().logical_or(result == -math.inf).all()):
+        return "returns NaN"
+    if not torch.equal(result, call(src, tgt)):
+        return "returns other values when it is called again"
+    later = tgt.clone()
+    later[:, 3] = ids.random("target", (3, 5), 3)[:, 0]
+    if _differs(call(src, later)[:, :3], result[:, :3]):
+        return "later target tokens change earlier logits: no causal mask"
+    other = src.clone()
+    other[0, 2] = next(i for i in ids.free("source").tolist() if i != int(src[0, 2]))
+    changes = (call(other, tgt) - result).nan_to_num().abs().amax((1, 2))
+    if changes[0] < _TOLERANCE:
+        return "the source changes nothing"
+    if changes[1:].max() > _TOLERANCE:
+        return "the sequences of a batch change each other"
+    padded = torch.cat([src, torch.full((3, 2), ids.pad)], 1)
+    try:
+        reads = _differs(call(padded, tgt), result)
+    except Exception:  # a module without masks may have other limits
+        reads = True
+    return _READS_PADDING if reads else None
+
+
+def _differs(values: Tensor, others: Tensor) -> bool:
+    return values.shape != others.shape or bool(((values - others).nan_to_num().abs() > _TOLERANCE).any())
+
+
+def _ways(module: nn.Module, pad: int, vocab: int | None) -> Iterator[tuple[Call, str]]:
+    """Ways to call a module, the most usual first."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = [p for p in inspect.signature(module.forward).parameters.values() if p.kind in kinds]
+    roles = {p.name: _role(p.name) for p in parameters}
+    tokens = [p.name for p in parameters if roles[p.name] == "tokens"][:2]
+    if len(tokens) < 2:
+        return
+    if _is_target(tokens[0]) and not _is_target(tokens[1]):
+        tokens.reverse()
+    needed = [p.name for p in parameters if p.default is p.empty and p.name not in tokens]
+    masks = [name for name in roles if roles[name] == "mask"]
+    lengths = [name for name in roles if roles[name] == "lengths"]
+    required = [name for name in needed if name in masks]
+    others = [name for name in needed if name not in (*masks, *lengths)]
+    choices: list[tuple[Sequence[str], Values, Axes]] = [((), "hide", 2)] if not required else []
+    for named in dict.fromkeys((tuple(masks), tuple(required))):
+        if named:
+            order: tuple[Values, ...] = ("hide", "keep", "add", "int")
+            choices += [(named, values, axes) for axes, values in product((2, 4, 3), order)]
+    for names in (tokens, tokens[::-1]):
+        for given, values, axes in choices:
+            for is_first in (True, False):
+                way = _Way(module, names[0], names[1], given, lengths, others, values, axes, is_first, pad, vocab)
+                yield way, way.about
+
+
+def _role(name: str) -> Literal["mask", "lengths", "tokens", "other"]:
+    lower = name.lower()
+    if "mask" in lower or "pad" in lower:
+        return "mask"
+    if "len" in lower:
+        return "lengths"
+    if any(word in lower for word in ("teacher", "ratio", "return", "train", "cache", "past", "state", "pos", "label", "epoch")):
+        return "other"
+    return "tokens"
+
+
+def _is_target(name: str) -> bool:
+    lower = name.lower()
+    return lower == "y" or any(word in lower for word in _TARGET_NAMES[:5])
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One way to call a module."""
+
+    module: nn.Module
+    source: str
+    target: str
+    masks: Sequence[str]
+    lengths: Sequence[str]
+    others: Sequence[str]
+    values: Values
+    axes: Axes
+    batch_first: bool
+    pad: int
+    vocab: int | None
+
+    @property
+    def about(self) -> str:
+        names = [self.source, self.target, *self.lengths, *self.others]
+        masks = [f"{', '.join(self.masks)} ({self.values}, {self.axes} axes)"] if self.masks else []
+        return f"forward({', '.join([*names, *masks])}), {'batch' if self.batch_first else 'length'} first"
+
+    def __call__(self, src: Tensor, tgt: Tensor) -> Tensor:
+        given: dict[str, Any] = dict.fromkeys(self.others)
+        given |= {name: mask_for(name, src, tgt, self.pad, self.values, self.axes) for name in self.masks}
+        given |= {name: ((tgt if _is_target(name) else src) != self.pad).sum(1) for name in self.lengths}
+        given[self.source], given[self.target] = (src, tgt) if self.batch_first else (src.T, tgt.T)
+        ran: set[int] = set()
+        handles = [m.register_forward_hook(lambda m, i, o: ran.add(id(m))) for m in self.module.modules()]
+        try:
+            result = self.module(**given)
+        finally:
+            for handle in handles:
+                handle.remove()
+        result = _logits_of(result, self.vocab)
+        if result.shape[-1] != self.vocab:
+            result = self._projected(result, ran)
+        if result.dim() == 2 and len(result) == tgt.numel():
+            result = result.view(*(tgt.shape if self.batch_first else tgt.T.shape), -1)
+        return result if self.batch_first else result.transpose(0, 1)
+
+    def _projected(self, states: Tensor, ran: set[int]) -> Tensor:
+        """The logits of a projection that `forward` did not call, such as `generator` of The Annotated Transformer."""
+        idle = [
+            child
+            for child in self.module.children()
+            if not any(id(part) in ran for part in child.modules()) and any(True for _ in child.parameters())
+        ]
+        return idle[0](states) if len(idle) == 1 and not isinstance(idle[0], nn.ModuleList) else states
+
+
+def _logits_of(result: Any, vocab: int | None) -> Tensor:
+    """The logits among what a module returns."""
+    if isinstance(result, Tensor):
+        return result
+    if hasattr(result, "logits"):
+        return result.logits
+    values = list(result.values()) if isinstance(result, Mapping) else list(result)
+    tensors = [v for v in values if isinstance(v, Tensor) and v.is_floating_point() and v.dim() in (2, 3)]
+    fitting = [tensor for tensor in tensors if vocab is not None and tensor.shape[-1] == vocab]
+    if not tensors:
+        raise ValueError(f"it returns {type(result).__name__} without logits")
+    return (fitting or tensors)[0]
+
+
+def mask_for(name: str, src: Tensor, tgt: Tensor, pad: int, values: Values, axes: Axes) -> Tensor | None:
+    """The mask for a parameter of this name.
+
+    Args:
+        src, tgt: int64 [batch, length].
+    """
+    lower, length = name.lower(), tgt.shape[1]
+    of_target = any(word in lower for word in _TARGET_NAMES) and "memory" not in lower and "enc_dec" not in lower
+    of_target = of_target and not ("src" in lower and "tgt" not in lower)
+    is_real = {True: tgt != pad, False: src != pad}
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
+    if "pad" in lower:
+        keep = is_real[of_target]
+        if axes != 2 and values in ("keep", "int"):
+            keep = keep[:, None] if axes == 3 else keep[:, None, None]
+    elif "memory" in lower:
+        return None
+    elif of_target:
+        keep = {2: causal, 3: is_real[True][:, None] & causal, 4: is_real[True][:, None, None] & causal}[axes]
+    elif axes == 2:
+        keep = torch.ones(src.shape[1], src.shape[1], dtype=torch.bool)
+    else:
+        keep = is_real[False][:, None] if axes == 3 else is_real[False][:, None, None]
+    if values == "keep":
+        return keep
+    if values == "hide":
+        return ~keep
+    if values == "int":
+        return keep.long()
+    return torch.zeros(keep.shape, dtype=torch.get_default_dtype()).masked_fill(~keep, -math.inf)
