@@ -87,7 +87,7 @@ def random_config(chosen: random.Random) -> ModelConfig:
 
 
 def other_heads(chosen: random.Random, width: int) -> int:
-    """A number of heads for the encoder alone that together have so many numbers; 0, those of the decoder, for most models."""
+    """A number of heads for the encoder alone, which together have so many numbers; 0 for most models."""
     return chosen.choice([n for n in range(1, 17) if width % n == 0]) if chosen.random() < 0.4 else 0
 
 

@@ -40,7 +40,7 @@ class ModelConfig:
     n_heads: int
     """Number of attention heads per layer."""
     n_encoder_heads: int = 0
-    """Number of heads of the encoder's self-attention, if it is not `n_heads`; else 0. All heads of a token together have the
+    """Number of heads of the encoder's self-attention, if it is not `n_heads`; else 0. The heads of a token together have the
     same size on both sides, so the encoder's head size differs too."""
     d_ff: int
     """Size of the hidden states of the feed-forward."""
@@ -156,7 +156,9 @@ class ModelConfig:
             require(self.n_decoder_layers == 0, "a classifier has n_decoder_layers 0")
             require(not (self.tie_output or self.tie_source_target), "a classifier has no embeddings to tie")
             require(self.n_encoder_heads == 0, "a classifier has no n_encoder_heads: n_heads is its encoder's")
-            require(self.final_norm_in == "both", f"final_norm_in is {self.final_norm_in}, and a classifier has one stack")
+            require(
+                self.final_norm_in == "both", f"final_norm_in is {self.final_norm_in}, and a classifier has one stack"
+            )
         else:
             for name in ("n_decoder_layers", "max_target_length"):
                 require(getattr(self, name) > 0, f"{name} is {getattr(self, name)}, not above 0")

@@ -30,11 +30,10 @@ class Stack(nn.Module):
     def __init__(self, config: ModelConfig, side: Side, max_length: int, vocab_size: int | None):
         super().__init__()
         self.tokens = _embedding(vocab_size, config.d_model) if vocab_size else None
-        self.is_relative, self.has_position_table = config.positions == "relative", config.has_position_table
-        self.positions: nn.Module | None = None
-        if self.is_relative:
+        self.positions: DistanceTable | PositionTable | None = None
+        if config.positions == "relative":
             self.positions = DistanceTable(config, side)
-        elif self.has_position_table:
+        elif config.has_position_table:
             self.positions = PositionTable(config, max_length)
         self.embedding_norm = norm_of(config) if config.embedding_norm else nn.Identity()
         self.norm = norm_of(config) if config.has_final_norm(side) else nn.Identity()
@@ -44,16 +43,14 @@ class Stack(nn.Module):
     def embed(self, ids: Tensor, position: Tensor, table: Tensor) -> Tensor:
         """Embed `ids` [batch, length] at `position` [length] or [batch, length]; returns [batch, length, d_model]."""
         states = F.embedding(ids, table) * self.scale
-        if self.has_position_table:
-            assert self.positions is not None
+        if isinstance(self.positions, PositionTable):
             states = states + self.positions(position)
         return self.dropout(self.embedding_norm(states))
 
     def biased(self, mask: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
         """The self-attention `mask`, which broadcasts to [.., heads, queries, keys], with the bias of relative positions."""
-        if not self.is_relative:
+        if not isinstance(self.positions, DistanceTable):
             return mask
-        assert self.positions is not None
         return torch.where(mask, self.positions(queries, keys), -math.inf)
 
 
