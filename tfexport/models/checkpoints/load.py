@@ -263,6 +263,8 @@ class Reading:
             stand_ins = {"n_heads": 1, "embedding_scale": 1.0, "activation": "relu", "norm_first": False}
             stand_ins |= {"max_source_length": 1, "max_target_length": 1}
             stood_in = {name: stand_ins.get(name, 0) for name in missing}
+            if "n_heads" in missing:  # the encoder's heads need not divide those that stand in
+                stood_in["n_encoder_heads"] = 0
             config = ModelConfig.from_dict({**fields, **stood_in}, where=str(self.path))
             other = config.replace(n_heads=2 if config.d_head else config.d_model) if "n_heads" in missing else config
             problems = convert(self.family, self.weights, config, unknown=differently_shaped(config, other))[1]

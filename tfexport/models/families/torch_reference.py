@@ -51,10 +51,10 @@ class TorchReference(nn.Module):
     def _layers(self) -> tuple[list[nn.Module], list[nn.Module]]:
         config = self.config
 
-        def layer(kind: Callable[..., nn.Module]) -> nn.Module:
+        def layer(kind: Callable[..., nn.Module], heads: int) -> nn.Module:
             return kind(
                 config.d_model,
-                config.n_heads,
+                heads,
                 config.d_ff,
                 0.0,
                 _ACTIVATIONS[config.activation],
@@ -65,8 +65,8 @@ class TorchReference(nn.Module):
             )
 
         return (
-            [layer(nn.TransformerEncoderLayer) for _ in range(config.n_encoder_layers)],
-            [layer(nn.TransformerDecoderLayer) for _ in range(config.n_decoder_layers)],
+            [layer(nn.TransformerEncoderLayer, config.encoder_heads) for _ in range(config.n_encoder_layers)],
+            [layer(nn.TransformerDecoderLayer, config.n_heads) for _ in range(config.n_decoder_layers)],
         )
 
     def forward(self, src_ids: Tensor, tgt_ids: Tensor) -> Tensor:
