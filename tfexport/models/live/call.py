@@ -158,6 +158,11 @@ def _ways(module: nn.Module, pad: int, vocab: int | None) -> Iterator[tuple[Call
     parameters = [p for p in inspect.signature(module.forward).parameters.values() if p.kind in kinds]
     roles = {p.name: _role(p.name) for p in parameters}
     tokens = [p.name for p in parameters if roles[p.name] == "tokens"][:2]
+    if len(tokens) == 1 and len(parameters) == 1:
+        for values in ("int", "keep", "hide"):
+            yield _of_batch(module, tokens[0], values, pad, vocab), f"forward({tokens[0]}) with a dict by name"
+    if len(tokens) < 2:
+        tokens += [p.name for p in parameters if "label" in p.name.lower()][:1]
     if len(tokens) < 2:
         return
     if _is_target(tokens[0]) and not _is_target(tokens[1]):
@@ -177,6 +182,48 @@ def _ways(module: nn.Module, pad: int, vocab: int | None) -> Iterator[tuple[Call
             for is_first in (True, False):
                 way = _Way(module, names[0], names[1], given, lengths, others, values, axes, is_first, pad, vocab)
                 yield way, way.about
+
+
+def _of_batch(module: nn.Module, name: str, values: Values, pad: int, vocab: int | None) -> Call:
+    """A call of a module that gets one batch, from which it takes tensors by their names."""
+
+    def call(src: Tensor, tgt: Tensor) -> Tensor:
+        result = _logits_of(module(**{name: _Batch(src, tgt, pad, values)}), vocab)
+        return result.view(*tgt.shape, -1) if result.dim() == 2 and len(result) == tgt.numel() else result
+
+    return call
+
+
+class _Batch(dict[str, Any]):
+    """A batch that has a tensor for every name of ids, masks or lengths."""
+
+    def __init__(self, src: Tensor, tgt: Tensor, pad: int, values: Values):
+        super().__init__()
+        self._tensors, self._pad, self._values = (src, tgt), pad, values
+
+    def __missing__(self, name: str) -> Any:
+        return self.__getattr__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        src, tgt = self._tensors
+        ids = tgt if _is_target(name) else src
+        role = _role(name)
+        if role == "mask":
+            is_padded = _HIDES_PADDING in name.lower() or "pad" in name.lower()
+            keep = ids != self._pad
+            if is_padded:
+                return {"int": keep.long(), "keep": keep, "hide": ~keep}[self._values]
+            return mask_for(name, src, tgt, self._pad, self._values, 2)
+        return (ids != self._pad).sum(1) if role == "lengths" else ids
+
+
+_HIDES_PADDING = "attention_mask"
+"""A mask of tokens, as the transformers library names it: [batch, length], 1 for tokens."""
 
 
 def _role(name: str) -> Literal["mask", "lengths", "tokens", "other"]:
@@ -243,7 +290,9 @@ class _Way:
             for child in self.module.children()
             if not any(id(part) in ran for part in child.modules()) and any(True for _ in child.parameters())
         ]
-        return idle[0](states) if len(idle) == 1 and not isinstance(idle[0], nn.ModuleList) else states
+        if len(idle) != 1 or isinstance(idle[0], nn.ModuleList | nn.Embedding):  # an embedding's matrix may be used alone
+            return states
+        return idle[0](states)
 
 
 def _logits_of(result: Any, vocab: int | None) -> Tensor:
@@ -271,7 +320,7 @@ def mask_for(name: str, src: Tensor, tgt: Tensor, pad: int, values: Values, axes
     of_target = of_target and not ("src" in lower and "tgt" not in lower)
     is_real = {True: tgt != pad, False: src != pad}
     causal = torch.ones(length, length, dtype=torch.bool).tril()
-    if "pad" in lower:
+    if "pad" in lower or (_HIDES_PADDING in lower and axes == 2):
         keep = is_real[of_target]
         if axes != 2 and values in ("keep", "int"):
             keep = keep[:, None] if axes == 3 else keep[:, None, None]

@@ -20,6 +20,9 @@ from tfexport.models.live.tape import Node
 CLOSE = 1e-9
 """Largest difference of equal values, relative to the largest element. Rounding is below 1e-13."""
 
+READ = 1e-40
+"""Smallest attention weight of a key that is read. Masks add numbers below -100, and sharp attention stays above this."""
+
 NormKind = Literal["layer", "rms", "std", "std-biased"]
 """`std` divides by standard deviation + eps, as in The Annotated Transformer; `std-biased` by that of the population."""
 
@@ -176,10 +179,18 @@ def score_factor(weights: Tensor, products: Tensor) -> float | None:
 
     The mask may only hide keys. Log-odds of the keys that a query reads do not depend on it.
     """
-    is_read = weights > 1e-25  # the weight of a key that is hidden by a large negative number
+    is_read = weights > READ
     logs = torch.where(is_read, weights.clamp(min=1e-300).log(), 0.0)
     first = is_read.to(torch.int64).argmax(-1, keepdim=True)
     odds = torch.where(is_read, logs - logs.gather(-1, first), 0.0)
     gaps = torch.where(is_read, products - products.gather(-1, first), 0.0)
     factor = float((odds * gaps).sum() / (gaps * gaps).sum())
     return factor if is_close(odds, factor * gaps, 1e-7) else None
+
+
+def plain(number: float) -> float:
+    """A factor as people write it, if it is one up to rounding: the root of an integer, or a number of few digits."""
+    for near in (math.sqrt(round(number**2)), float(f"{number:.6g}")):
+        if near and math.isclose(near, number, rel_tol=1e-12):
+            return near
+    return number

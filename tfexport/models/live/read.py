@@ -36,9 +36,11 @@ class Entry:
     """The origin of a canonical tensor."""
 
     pieces: tuple[Piece, ...]
-    """Rows of parameters or buffers; empty if arithmetic changed the user's numbers."""
+    """Rows of parameters or buffers; empty if arithmetic changed the user's numbers, or if it is zero."""
     factor: float
     shape: tuple[int, ...]
+    is_zero: bool = False
+    """A bias that the module does not have."""
 
 
 @dataclass(frozen=True)
@@ -131,14 +133,16 @@ class _Reading:
         with torch.no_grad():
             for name, parameter in self.module.named_parameters():
                 parameter.copy_(self.actual[name])
-        if any(not entry.pieces for entry in table.values()):
+        if any(not entry.pieces and not entry.is_zero for entry in table.values()):
             own = self._structure(call, ids)
-            if own.fields != structure.fields:
-                raise NotCanonical("what the module computes depends on the values of its parameters")
+            for name, value in own.fields.items():
+                if value != structure.fields[name]:
+                    about = f"{name} is {structure.fields[name]} with random parameters, and {value} with the file's"
+                    raise NotCanonical(f"the arithmetic depends on the parameters: {about}")
             structure = own
         config, weights, proof = self._prove(call, structure, table, positions, lengths, ids, thorough=True)
         fields = {name: value for name, value in config.to_dict().items() if not name.endswith(("_id", "_ids"))}
-        narrow = {name: tensor.float() for name, tensor in weights.items()}
+        narrow = _unshared({name: tensor.float().contiguous() for name, tensor in weights.items()})
         for side, pieces in positions.items():
             name = f"{STACK_OF[side]}.positions.table"
             if name in weights:
@@ -155,7 +159,7 @@ class _Reading:
         tensor = scaled.tensor
         is_zero = tensor.dim() == 1 and bool((tensor == 0).all())
         pieces = None if is_zero else tags.pieces_of(tensor)
-        return Entry(tuple(pieces or ()), scaled.factor, tuple(tensor.shape))
+        return Entry(tuple(pieces or ()), scaled.factor, tuple(tensor.shape), is_zero)
 
     def _position_pieces(self, tags: Tags, embedding: Embedding) -> list[Piece] | None:
         """All rows of a position table from the first one that the forward reads; None if it is computed."""
@@ -211,12 +215,12 @@ class _Reading:
                 tensor = assembled(entry.pieces, values, entry.shape)
                 weights[name] = tensor if entry.factor == 1.0 else tensor.double() * entry.factor
             else:
-                weights[name] = scaled.value
+                weights[name] = torch.zeros(entry.shape) if entry.is_zero else scaled.value
         while True:
             try:
                 weights |= self._position_tables(call, structure, positions, lengths, ids, values)
                 fields = {**structure.fields, **_of_lengths(lengths), **_positions_field(weights)}
-                fields, chosen = _minimal(fields, weights)
+                fields, chosen = _minimal(fields, _padded(fields, weights))
                 config = self.given.config(fields)
                 model = canonical_model(config, chosen, structure)
                 return config, chosen, prove(call, model, structure, ids, thorough=thorough)
@@ -304,6 +308,28 @@ def _minimal(fields: dict[str, Any], weights: Mapping[str, Tensor]) -> tuple[dic
     if fields["tie_source_target"]:
         del kept["decoder.tokens.weight"]
     return fields, kept
+
+
+def _padded(fields: Mapping[str, Any], weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights with feed-forwards of one size: hidden states whose weights are zero change nothing."""
+    padded = dict(weights)
+    for name, tensor in weights.items():
+        missing = fields["d_ff"] - (tensor.shape[-1] if "output" in name else len(tensor))
+        if ".feed_forward." not in name or name.endswith("output.bias") or missing == 0:
+            continue
+        sides = (0, missing) if tensor.dim() == 1 or "output" in name else (0, 0, 0, missing)
+        padded[name] = torch.nn.functional.pad(tensor, sides)
+    return padded
+
+
+def _unshared(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights without tensors that share memory, such as those of layers that are used twice."""
+    seen: set[int] = set()
+    for name, tensor in weights.items():
+        if tensor.data_ptr() in seen:
+            weights[name] = tensor.clone()
+        seen.add(tensor.data_ptr())
+    return weights
 
 
 def _refusal(module: nn.Module, error: NotCanonical) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tfexport.models.live.errors import NotCanonical
-from tfexport.models.live.fits import Affine, Norm, affine, fit_norm, fused_norm, is_close
+from tfexport.models.live.fits import Affine, Norm, affine, fit_norm, fused_norm, is_close, plain
 from tfexport.models.live.products import Graph, Product
 from tfexport.models.live.sublayers import Scaled, Sublayer
 from tfexport.models.live.tape import STACK_OF, Node, Side, constants_in
@@ -112,6 +112,7 @@ def _embedding(graph: Graph, other: Graph, side: Side, first: Sublayer) -> Embed
         if values is None or others is None or values.shape != before.shape:
             continue
         scale = float(((values - others) * moves).sum() / (moves * moves).sum())
+        scale = plain(scale)
         if abs(scale) > 1e-12 and is_close(values - others, scale * moves):
             last = node, scale, values
     if last is None:

@@ -209,7 +209,7 @@ def _sizes(sublayers: Sequence[Sublayer]) -> dict[str, Any]:
     fields = {
         "n_heads": heads,
         "d_head": 0 if width == d_model else width // heads,
-        "d_ff": _agree("sizes of feed-forwards", [(len(s.weights["hidden.bias"].tensor), s.place) for s in forwards]),
+        "d_ff": max(len(s.weights["hidden.bias"].tensor) for s in forwards),
         "activation": _agree("activations", [(s.activation, s.place) for s in forwards]),
         "gated": _agree("gates", [(s.gated, s.place) for s in forwards]),
     }

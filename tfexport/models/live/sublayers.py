@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tfexport.config import Activation
 from tfexport.models.live.errors import NotCanonical
-from tfexport.models.live.fits import ACTIVATIONS, affine, is_close, other_activation, score_factor
+from tfexport.models.live.fits import ACTIVATIONS, READ, affine, is_close, other_activation, score_factor
 from tfexport.models.live.products import Graph, Product
 from tfexport.models.live.tape import Node, constants_in, element_of, parents_of, values_of
 
@@ -232,7 +232,7 @@ def _values(graph: Graph, softmax: Node, mixing: Node) -> list[_Head]:
 
 def _check_reads(weights: Tensor, output: Product, softmax: Node) -> None:
     """Every query reads all keys, or all keys up to itself."""
-    is_read = weights > 1e-25
+    is_read = weights > READ
     expected = torch.ones_like(is_read)
     if not bool(is_read.all()) and weights.shape[0] == weights.shape[1]:
         expected = expected.tril()
