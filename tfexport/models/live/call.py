@@ -6,6 +6,7 @@ deterministic, depends on the source, and does not depend on later target tokens
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,9 +25,9 @@ Values = Literal["hide", "keep", "add", "int"]
 Axes = Literal[2, 3, 4]
 """[queries, keys] and [batch, keys]; [batch, queries, keys]; [batch, 1, queries, keys]."""
 
-ADAPTER = """    def call(model, src, tgt):  # int64 [batch, length], padded with pad -> logits [batch, tgt, vocab]
-        memory = model.encode(src, src_mask(src))
-        return model.decode(memory, tgt, causal_mask(tgt))"""
+ADAPTER = """    def call(model, src, tgt):  # int64 [batch, src] and [batch, tgt], padded -> logits [batch, tgt, vocab]
+        src_mask, tgt_mask = (src != PAD)[:, None, None], torch.ones(len(tgt[0]), len(tgt[0])).tril().bool()
+        return model.generator(model.decode(tgt, model.encode(src, src_mask), src_mask, tgt_mask))"""
 
 _TARGET_NAMES = ("tgt", "trg", "target", "dec", "output", "look", "causal", "subsequent", "future", "peak", "nopeak")
 _TOLERANCE = 1e-9
@@ -96,22 +97,25 @@ def find_call(module: nn.Module, ids: Ids, vocab: int | None, adapter: Callable[
             problems[about] = problem
     if unpadded is not None:
         return unpadded
-    raise CheckpointError(_no_way(module, problems, adapter is not None))
+    raise _no_way(module, problems, adapter is not None)
 
 
-def _no_way(module: nn.Module, problems: Mapping[str, str], has_adapter: bool) -> str:
+def _no_way(module: nn.Module, problems: Mapping[str, str], has_adapter: bool) -> CheckpointError:
     name = type(module).__name__
     if has_adapter:
-        return f"`call` of your file does not work with {name}: {next(iter(problems.values()), 'it was not run')}. Correct it."
+        problem = next(iter(problems.values()), "it was not run")
+        return CheckpointError(f"`call` of your file does not work with {name}: {problem}. Correct it.")
     kinds: dict[str, str] = {}
     for about, problem in problems.items():
         kinds.setdefault(problem, about)
-    shown = "".join(f"\n  {about}: {problem}" for problem, about in [*kinds.items()][:6])
-    return (
-        f"{name}.forward was called in {len(problems)} ways, and none gives logits for each target token:{shown}\n"
-        "Add a function to your file that calls it as your own decoding does, with the masks that it makes:\n"
-        f"{ADAPTER}"
+    shown = "; ".join(f"{about}: {problem}" for problem, about in [*kinds.items()][:4])
+    tried = f"{name} was called in {len(problems)} ways, and none gives logits for each target token ({shown})"
+    error = CheckpointError(
+        f"{tried if problems else f'{name} has no forward with a source and a target'}. Add a function `call` to your file, "
+        "which calls the model as your own decoding does, such as:"
     )
+    error.example = ADAPTER
+    return error
 
 
 _READS_PADDING = "padding of the source changes the result"
@@ -130,9 +134,13 @@ def _problem(call: Call, ids: Ids) -> str | None:
     if not torch.equal(result, call(src, tgt)):
         return "returns other values when it is called again"
     later = tgt.clone()
-    later[:, 3] = ids.random("target", (3, 5), 3)[:, 0]
+    later[:, 3] = _another(ids, tgt[:, 3])
     if _differs(call(src, later)[:, :3], result[:, :3]):
         return "later target tokens change earlier logits: no causal mask"
+    begun = tgt.clone()
+    begun[:, 0] = _another(ids, tgt[:, 0])
+    if not _differs(call(src, begun)[:, :1], result[:, :1]):
+        return "the first target token does not change the first logits: forward shifts the targets itself"
     other = src.clone()
     other[0, 2] = next(i for i in ids.free("source").tolist() if i != int(src[0, 2]))
     changes = (call(other, tgt) - result).nan_to_num().abs().amax((1, 2))
@@ -146,6 +154,12 @@ def _problem(call: Call, ids: Ids) -> str | None:
     except Exception:  # a module without masks may have other limits
         reads = True
     return _READS_PADDING if reads else None
+
+
+def _another(ids: Ids, tokens: Tensor) -> Tensor:
+    """Other target tokens than these."""
+    free = ids.free("target")
+    return torch.stack([free[free != token][int(token) % (len(free) - 1)] for token in tokens])
 
 
 def _differs(values: Tensor, others: Tensor) -> bool:
@@ -163,7 +177,8 @@ def _ways(module: nn.Module, pad: int, vocab: int | None) -> Iterator[tuple[Call
             yield _of_batch(module, tokens[0], values, pad, vocab), f"forward({tokens[0]}) with a dict by name"
     if len(tokens) < 2:
         tokens += [p.name for p in parameters if "label" in p.name.lower()][:1]
-    if len(tokens) < 2:
+    if type(module).forward is nn.Module.forward or len(tokens) < 2:
+        yield from _method_ways(module, pad, vocab)
         return
     if _is_target(tokens[0]) and not _is_target(tokens[1]):
         tokens.reverse()
@@ -178,10 +193,99 @@ def _ways(module: nn.Module, pad: int, vocab: int | None) -> Iterator[tuple[Call
             order: tuple[Values, ...] = ("hide", "keep", "add", "int")
             choices += [(named, values, axes) for axes, values in product((2, 4, 3), order)]
     for names in (tokens, tokens[::-1]):
+        short = _Way(module, names[0], names[1], required, lengths, others, "keep", 4, True, pad, vocab)
+        yield _with_another_token(short, pad), f"{short.about}, with one more target token, which forward removes"
         for given, values, axes in choices:
             for is_first in (True, False):
                 way = _Way(module, names[0], names[1], given, lengths, others, values, axes, is_first, pad, vocab)
                 yield way, way.about
+    yield from _method_ways(module, pad, vocab)
+
+
+def _with_another_token(way: Call, pad: int) -> Call:
+    """A call of a module that removes the last target token itself, as training does."""
+    return lambda src, tgt: way(src, torch.cat([tgt, torch.full((len(tgt), 1), pad)], 1))
+
+
+def _method_ways(module: nn.Module, pad: int, vocab: int | None) -> Iterator[tuple[Call, str]]:
+    """Calls of `encode` and `decode`, or of the submodules `encoder` and `decoder`."""
+    for first, second in (("encode", "decode"), ("encoder", "decoder")):
+        encode, decode = getattr(module, first, None), getattr(module, second, None)
+        if not callable(encode) or not callable(decode) or isinstance(encode, nn.ModuleList):
+            continue
+        for axes, values in product((4, 3, 2), ("keep", "hide", "add", "int")):
+            way = _Methods(module, first, second, values, axes, pad, vocab)  # type: ignore[arg-type]
+            yield way, f"{second}({first}(src), tgt), masks ({values}, {axes} axes)"
+
+
+@dataclass(frozen=True)
+class _Methods:
+    """A call of an encoder, a decoder and a projection, one after the other."""
+
+    module: nn.Module
+    encode: str
+    decode: str
+    values: Values
+    axes: Axes
+    pad: int
+    vocab: int | None
+
+    def __call__(self, src: Tensor, tgt: Tensor) -> Tensor:
+        ran: set[int] = set()
+        with _watching(self.module, ran):
+            encode, decode = getattr(self.module, self.encode), getattr(self.module, self.decode)
+            memory, *more = _as_tuple(encode(**self._arguments(encode, src, tgt, src)))
+            result = decode(**self._arguments(decode, src, tgt, tgt, memory, more))
+        result = _logits_of(result, self.vocab)
+        return result if result.shape[-1] == self.vocab else _projected(self.module, result, ran)
+
+    def _arguments(
+        self, function: Any, src: Tensor, tgt: Tensor, ids: Tensor, memory: Any = None, more: Sequence[Any] = ()
+    ) -> dict[str, Any]:
+        """Arguments by the names of parameters. A mask that the encoder returned beside its states is given back."""
+        function = function.forward if isinstance(function, nn.Module) else function
+        given: dict[str, Any] = {}
+        for parameter in inspect.signature(function).parameters.values():
+            name, role = parameter.name, _role(parameter.name)
+            if role == "mask":
+                given[name] = more[0] if more else mask_for(name, src, tgt, self.pad, self.values, self.axes)
+            elif role == "lengths":
+                given[name] = (ids != self.pad).sum(1)
+            elif memory is not None and any(word in name.lower() for word in _MEMORY_NAMES):
+                given[name] = memory
+            elif parameter.default is parameter.empty and parameter.kind < 2:
+                given[name] = ids
+        return given
+
+
+_MEMORY_NAMES = ("memory", "enc", "context", "hidden", "cross")
+
+
+def _as_tuple(result: Any) -> tuple[Any, ...]:
+    return tuple(result) if isinstance(result, tuple | list) else (result,)
+
+
+@contextlib.contextmanager
+def _watching(module: nn.Module, ran: set[int]) -> Iterator[None]:
+    """Add the ids of the submodules that run to `ran`."""
+    handles = [part.register_forward_hook(lambda part, given, result: ran.add(id(part))) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _projected(module: nn.Module, states: Tensor, ran: set[int]) -> Tensor:
+    """The logits of a projection that `forward` did not call, such as `generator` of The Annotated Transformer."""
+    idle = [
+        child
+        for child in module.children()
+        if not any(id(part) in ran for part in child.modules()) and any(True for _ in child.parameters())
+    ]
+    if len(idle) != 1 or isinstance(idle[0], nn.ModuleList | nn.Embedding):  # an embedding's matrix may be used alone
+        return states
+    return idle[0](states)
 
 
 def _of_batch(module: nn.Module, name: str, values: Values, pad: int, vocab: int | None) -> Call:
@@ -270,29 +374,14 @@ class _Way:
         given |= {name: ((tgt if _is_target(name) else src) != self.pad).sum(1) for name in self.lengths}
         given[self.source], given[self.target] = (src, tgt) if self.batch_first else (src.T, tgt.T)
         ran: set[int] = set()
-        handles = [m.register_forward_hook(lambda m, i, o: ran.add(id(m))) for m in self.module.modules()]
-        try:
+        with _watching(self.module, ran):
             result = self.module(**given)
-        finally:
-            for handle in handles:
-                handle.remove()
         result = _logits_of(result, self.vocab)
         if result.shape[-1] != self.vocab:
-            result = self._projected(result, ran)
+            result = _projected(self.module, result, ran)
         if result.dim() == 2 and len(result) == tgt.numel():
             result = result.view(*(tgt.shape if self.batch_first else tgt.T.shape), -1)
         return result if self.batch_first else result.transpose(0, 1)
-
-    def _projected(self, states: Tensor, ran: set[int]) -> Tensor:
-        """The logits of a projection that `forward` did not call, such as `generator` of The Annotated Transformer."""
-        idle = [
-            child
-            for child in self.module.children()
-            if not any(id(part) in ran for part in child.modules()) and any(True for _ in child.parameters())
-        ]
-        if len(idle) != 1 or isinstance(idle[0], nn.ModuleList | nn.Embedding):  # an embedding's matrix may be used alone
-            return states
-        return idle[0](states)
 
 
 def _logits_of(result: Any, vocab: int | None) -> Tensor:

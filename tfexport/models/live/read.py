@@ -25,7 +25,7 @@ from tfexport.models.live.proof import Difference, Proof, canonical_model, prove
 from tfexport.models.live.streams import Embedding, rows_of
 from tfexport.models.live.structure import Structure, read_structure
 from tfexport.models.live.sublayers import Scaled
-from tfexport.models.live.tape import STACK_OF, Side, record_until
+from tfexport.models.live.tape import STACK_OF, Side, plain_operations, record_until
 
 LONGEST = 1024
 """The largest length of a model that has more positions, or computes them: a longer one is proven if the user asks for it."""
@@ -128,6 +128,7 @@ class _Reading:
         ids = Ids(ids.pad, ids.special, *sizes)
         positions = {side: self._position_pieces(tags, each) for side, each in structure.embeddings.items()}
         lengths = {side: self._length(pieces) for side, pieces in positions.items()}
+        self._limit(call, lengths, ids)
         # With the random parameters first: those of a file may hide a difference, as biases of 0 do.
         self._prove(call, structure, table, positions, lengths, ids, thorough=False)
         with torch.no_grad():
@@ -151,6 +152,33 @@ class _Reading:
         if not call.masks_padding:
             self.notes.append("the module masks no padding of sources: it was compared with sources of one length")
         return LiveModel(fields, narrow, {n: table[n] for n in narrow if n in table}, proof, call, tuple(self.notes))
+
+    def _limit(self, call: FoundCall, lengths: dict[Side, int], ids: Ids) -> None:
+        """Lower the lengths to those that the forward accepts, such as the size of a mask or of a table that it computes."""
+        for side, names in (("src", ("source", "target")), ("tgt", ("target", "source"))):
+            problem = ""
+
+            def runs(length: int, names: tuple[str, str] = names) -> bool:
+                nonlocal problem
+                long, short = ids.random(names[0], (1, length), 0), ids.random(names[1], (1, 1), 0)  # type: ignore[arg-type]
+                try:
+                    with plain_operations():
+                        call.call(*((long, short) if names[0] == "source" else (short, long)))
+                except Exception as error:  # whatever the user's code raises
+                    problem = " ".join(str(error).split())[:150]
+                    return False
+                return True
+
+            most = lengths[side]  # type: ignore[index]
+            if runs(most):
+                continue
+            fewest = 1
+            while most - fewest > 1:
+                middle = (most + fewest) // 2
+                fewest, most = (middle, most) if runs(middle) else (fewest, middle)
+            lengths[side] = fewest  # type: ignore[index]
+            self.notes = [note for note in self.notes if "proven for" not in note]
+            self.notes.append(f"the {names[0]} has at most {fewest} tokens: for more, the forward fails ({problem})")
 
     def _structure(self, call: FoundCall, ids: Ids) -> Structure:
         return read_structure(call.call, lambda length, seed: ids.random("source" if seed % 2 == 0 else "target", (1, length), seed))
@@ -216,23 +244,12 @@ class _Reading:
                 weights[name] = tensor if entry.factor == 1.0 else tensor.double() * entry.factor
             else:
                 weights[name] = torch.zeros(entry.shape) if entry.is_zero else scaled.value
-        while True:
-            try:
-                weights |= self._position_tables(call, structure, positions, lengths, ids, values)
-                fields = {**structure.fields, **_of_lengths(lengths), **_positions_field(weights)}
-                fields, chosen = _minimal(fields, _padded(fields, weights))
-                config = self.given.config(fields)
-                model = canonical_model(config, chosen, structure)
-                return config, chosen, prove(call, model, structure, ids, thorough=thorough)
-            except (Difference, NotCanonical):
-                raise
-            except (RuntimeError, IndexError, ValueError, AssertionError) as error:
-                if not thorough or max(lengths.values()) <= 64:
-                    raise NotCanonical(f"the forward fails: {error}") from error
-                # Such as a mask of fewer tokens than there are positions.
-                for side in lengths:
-                    lengths[side] = max(1, lengths[side] // 2)
-                self.notes.append(f"the forward fails for longer sequences than {max(lengths.values())}: {' '.join(str(error).split())[:100]}")
+        weights |= self._position_tables(call, structure, positions, lengths, ids, values)
+        fields = {**structure.fields, **_of_lengths(lengths), **_positions_field(weights)}
+        fields, chosen = _minimal(fields, _padded(fields, weights))
+        config = self.given.config(fields)
+        model = canonical_model(config, chosen, structure)
+        return config, chosen, prove(call, model, structure, ids, thorough=thorough)
 
     def _position_tables(
         self,

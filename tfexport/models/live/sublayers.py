@@ -157,20 +157,23 @@ def _attention(graph: Graph, output: Product, pairs: Sequence[tuple[Node, Node]]
     if max(factors) - min(factors) > 1e-9 * abs(factors[0]):
         raise NotCanonical("heads with different factors of their scores", pairs[0][0].place)
     n_heads, head_dim = len(factors), heads["query"][0].values.shape[1]
-    if any(head.values.shape[1] != head_dim for side in heads.values() for head in side):
+    if any(head.values.shape[1] != side[0].values.shape[1] for side in heads.values() for head in side):
         raise NotCanonical("heads of different sizes", pairs[0][0].place)
+    value_dim = heads["value"][0].values.shape[1]
+    widest = max(head_dim, value_dim)
     parts = {name: _projection(graph, name, side) for name, side in heads.items()}
-    scale = factors[0] * math.prod(part[1] for name, part in parts.items() if name != "value") * math.sqrt(head_dim)
+    scale = factors[0] * math.prod(part[1] for name, part in parts.items() if name != "value") * math.sqrt(widest)
     scale = 1.0 if abs(scale - 1) < 1e-9 else scale
     tensors: dict[str, Scaled] = {}
     for name, (weight, taken, bias) in parts.items():
         factor = {"query": scale, "key": 1.0}.get(name, taken)
-        tensors[f"{name}.weight"] = Scaled(weight, factor)
+        size = value_dim if name == "value" else head_dim
+        tensors[f"{name}.weight"] = Scaled(_widened_heads(weight, size, widest), factor)
         # The bias of keys and queries was divided by the factor that went into the scale.
-        tensors[f"{name}.bias"] = Scaled(bias, factor)
+        tensors[f"{name}.bias"] = Scaled(_widened_heads(bias, size, widest), factor)
     result, bias = added_bias(graph, output)
     matrix, extra = _mixed(graph, output, mixed)
-    tensors["output.weight"] = Scaled(matrix.T)
+    tensors["output.weight"] = Scaled(_widened_heads(matrix, value_dim, widest).T)
     tensors["output.bias"] = Scaled(bias if extra is None else bias + extra)
     first, memory = heads["query"][0].product, heads["key"][0].product
     for side, states in (("query", first), ("key", memory), ("value", memory)):
@@ -185,10 +188,19 @@ def _attention(graph: Graph, output: Product, pairs: Sequence[tuple[Node, Node]]
         output=result,
         weights=tensors,
         n_heads=n_heads,
-        head_dim=head_dim,
+        head_dim=widest,
         memory=memory,
         softmax=pairs[0][0].index,
     )
+
+
+def _widened_heads(rows: Tensor, size: int, wanted: int) -> Tensor:
+    """Rows of heads of a size, with zeros up to the size that is wanted: they change neither scores nor sums."""
+    if size == wanted:
+        return rows
+    heads = rows.reshape(-1, size, *rows.shape[1:])
+    zeros = torch.zeros(len(heads), wanted - size, *rows.shape[1:], dtype=rows.dtype)
+    return torch.cat([heads, zeros], 1).flatten(0, 1)
 
 
 def _scores(graph: Graph, softmax: Node) -> tuple[Tensor, Tensor, Tensor]:
