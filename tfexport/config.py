@@ -40,8 +40,8 @@ class ModelConfig:
     n_heads: int
     """Number of attention heads per layer."""
     n_encoder_heads: int = 0
-    """Number of heads of the encoder's self-attention, if it is not `n_heads`; else 0. The heads of a token together have the
-    same size on both sides, so the encoder's head size differs too."""
+    """Number of heads of the encoder's self-attention, if it is not `n_heads`; else 0. All heads together have the same size
+    on both sides, so the encoder's head size differs too."""
     d_ff: int
     """Size of the hidden states of the feed-forward."""
     d_head: int = 0
