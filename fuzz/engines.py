@@ -3,9 +3,10 @@
     python -m fuzz.engines [--models 60] [--seed 0] [--gpus sm80,sm89,sm120,portable] [--keep]
 
 Heads of 4 to 128 numbers, odd widths, depths, lengths and vocabularies are drawn at random, in the arithmetic of each
-family and in changes of it, in fp32, fp16 and bf16. Before a build in half precision, the graphs as TensorRT gets them and those of the bundle
-run on ONNX Runtime's CPU provider: every output has the same bits. With --keep there is fp16 alone, and random modules of
-each model stay in float32. The exit code is 1 where an engine fails or a bit differs. No GPU is needed, and none is used.
+family and in changes of it, in fp32, fp16 and bf16. Before a build in half precision, the graphs as TensorRT gets them and
+those of the bundle run on ONNX Runtime's CPU provider: every output has the same bits. With --keep there is fp16 alone, and
+random modules of each model stay in float32. The exit code is 1 where an engine fails or a bit differs. No GPU is needed,
+and none is used.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "classifier": {"n_classes": 3, "n_decoder_layers": 0, "tgt_vocab_size": 0},
 }
-"""What the arithmetic of each family differs in from that of the paper."""
+"""What the arithmetic of each family differs in from that of the paper. `_changes` differ further."""
 
 
 def random_config(chosen: random.Random, family: str) -> ModelConfig:
@@ -85,7 +86,7 @@ def random_config(chosen: random.Random, family: str) -> ModelConfig:
 
 
 def _changes(chosen: random.Random, config: ModelConfig) -> dict[str, Any]:
-    """What a model of a family has instead: none of these for many models, and several for some."""
+    """What a model may have in place of what its family has: nothing for many, and several things for some."""
     changes: dict[str, Any] = {"n_encoder_heads": other_heads(chosen, config.d_attention)}
     if chosen.random() < 0.2:
         changes |= {"positions": "none", "position_offset": 0, "max_distance": 0}

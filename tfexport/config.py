@@ -40,8 +40,8 @@ class ModelConfig:
     n_heads: int
     """Number of attention heads per layer."""
     n_encoder_heads: int = 0
-    """Number of heads of the encoder's self-attention, if it is not `n_heads`; else 0. The heads of a token together have the
-    same size on both sides, so the encoder's head size differs too."""
+    """Number of heads of the encoder's self-attention, if it is not `n_heads`; else 0. All heads together have the same size
+    on both sides, so the encoder's head size differs too."""
     d_ff: int
     """Size of the hidden states of the feed-forward."""
     d_head: int = 0
@@ -146,11 +146,9 @@ class ModelConfig:
         require(heads_fit, f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}")
         require(self.n_encoder_heads >= 0, f"n_encoder_heads is {self.n_encoder_heads}, below 0")
         if self.n_encoder_heads > 0 and self.n_heads > 0 and heads_fit:
-            require(
-                self.d_attention % self.n_encoder_heads == 0,
-                f"the {self.d_attention} numbers of all heads together are not a multiple of n_encoder_heads "
-                f"{self.n_encoder_heads}",
-            )
+            all_heads = f"the {self.d_attention} numbers of all heads together"
+            is_whole = self.d_attention % self.n_encoder_heads == 0
+            require(is_whole, f"{all_heads} are not a multiple of n_encoder_heads {self.n_encoder_heads}")
         if self.n_classes:
             require(self.n_classes > 0, f"n_classes is {self.n_classes}, below 0")
             require(self.n_decoder_layers == 0, "a classifier has n_decoder_layers 0")
@@ -201,10 +199,8 @@ class ModelConfig:
         )
         require(self.positions != "relative" or not self.is_classifier, "a classifier has no relative positions")
         require(not self.gated or self.feed_forward == "linear", "a gated feed_forward is linear")
-        require(
-            self.final_norm or self.final_norm_in == "both",
-            f"final_norm_in is {self.final_norm_in}, and final_norm is false",
-        )
+        norms_fit = self.final_norm or self.final_norm_in == "both"
+        require(norms_fit, f"final_norm_in is {self.final_norm_in}, and final_norm is false")
         require(self.position_offset >= 0, f"position_offset is {self.position_offset}, below 0")
         require(0 <= self.dropout < 1, f"dropout is {self.dropout}, not in [0, 1)")
         require(0 < self.norm_eps < 1, f"norm_eps is {self.norm_eps}, not in (0, 1)")

@@ -104,8 +104,8 @@ class LayoutOptions(Options):
     positions: str | None = option(
         None,
         gives=("positions",),
-        metavar="NAME|sinusoidal",
-        help="The position table's name in your model, or two, as in SRC,TGT; sinusoidal if it computes positions.",
+        metavar="NAME|sinusoidal|none",
+        help="The position table's name in your model, or two, as in SRC,TGT; sinusoidal if it computes positions; none.",
         panel=_LAYOUT,
     )
 
