@@ -15,7 +15,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from tfexport.bundle.reader import file_sha256
@@ -35,7 +34,6 @@ from tfexport.models.checkpoints.user_family import run_file, running
 from tfexport.models.formats.files import read_file
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.formats.state_dicts import some
-from tfexport.models.live.call import Ids
 from tfexport.models.live.read import Given, LiveModel, prepared, read_module
 
 FAMILY = "module"
@@ -72,7 +70,9 @@ def module_of(spec: str) -> OwnModule:
         code = _imported(where, spec)
     target = getattr(code, name, None)
     if target is None:
-        raise ConfigError(f"{where} has no {name}. Give --module {where}:NAME, with a function that returns your module.")
+        raise ConfigError(
+            f"{where} has no {name}. Give --module {where}:NAME, with a function that returns your module."
+        )
     return OwnModule(_builder(target, spec, path), spec, getattr(code, "call", None), path if path.is_file() else None)
 
 
@@ -83,7 +83,9 @@ def _imported(where: str, spec: str) -> ModuleType:
     try:
         return importlib.import_module(where)
     except ImportError as error:
-        raise ConfigError(f"--module {spec} cannot be imported: {error}. Give FILE.py:NAME, such as my_code.py:build.") from error
+        raise ConfigError(
+            f"--module {spec} cannot be imported: {error}. Give FILE.py:NAME, such as my_code.py:build."
+        ) from error
     finally:
         sys.path.remove("")
 
@@ -203,14 +205,14 @@ def load_weights(
     for dropped, kept in (metadata or {}).items():  # safetensors names tied tensors once
         if dropped in own and dropped not in named and kept in named:
             named[dropped] = named[kept]
-    wrong = [f"{n} is {list(named[n].shape)}, not {list(own[n].shape)}" for n in own if n in named and named[n].shape != own[n].shape]
+    wrong = [
+        f"{n} is {list(named[n].shape)}, not {list(own[n].shape)}"
+        for n in own
+        if n in named and named[n].shape != own[n].shape
+    ]
     parameters = {name: parameter for name, parameter in module.named_parameters(remove_duplicate=False)}
     shared = {parameters[name].data_ptr() for name in named if name in parameters}
-    missing = [
-        name
-        for name, tensor in parameters.items()
-        if name not in named and tensor.data_ptr() not in shared
-    ]
+    missing = [name for name, tensor in parameters.items() if name not in named and tensor.data_ptr() not in shared]
     unexpected = [name for name in named if name not in own]
     problems = [
         f"{what}: {some(names)}"

@@ -30,18 +30,25 @@ def open_checkpoint(checkpoint: Path, options: CheckpointOptions, say: Say) -> C
     Raises:
         TfexportError: the file cannot be read or is of no known family, or a required value is missing.
     """
-    return read_with_text(checkpoint, hints_of(options, checkpoint, say), chosen_family(options), text=options)
+    return read_with_text(checkpoint, hints_of(options, checkpoint, say), _chosen(options), text=options)
 
 
-def chosen_family(options: FamilyOptions) -> Chosen | OwnModule:
-    """The name of a family, the families of the user's own family file, or the user's module; both files are run."""
+def chosen_family(options: FamilyOptions) -> Chosen:
+    """The name of a family, or the families of the user's own family file, which is run."""
     if options.module is not None:
-        if options.family is not None:
-            raise ConfigError("--module says all that --family says. Leave out --family.")
-        return module_of(options.module)
+        raise ConfigError("--module is an option of `export` alone, which proves what it reads. Leave it out here.")
     if options.family is None or not options.family.endswith(".py"):
         return options.family
     return read_family_file(Path(options.family))
+
+
+def _chosen(options: FamilyOptions) -> Chosen | OwnModule:
+    """The family, or the user's own module, whose file is run."""
+    if options.module is None:
+        return chosen_family(options)
+    if options.family is not None:
+        raise ConfigError("--module says all that --family says. Leave out --family.")
+    return module_of(options.module)
 
 
 def hints_of(options: FamilyOptions, checkpoint: Path, say: Say) -> dict[str, Any]:

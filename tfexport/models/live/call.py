@@ -67,7 +67,9 @@ class FoundCall:
     """Whether padding of sources changes nothing, so that batches may be padded."""
 
 
-def find_call(module: nn.Module, ids: Ids, vocab: int | None, adapter: Callable[..., Tensor] | None = None) -> FoundCall:
+def find_call(
+    module: nn.Module, ids: Ids, vocab: int | None, adapter: Callable[..., Tensor] | None = None
+) -> FoundCall:
     """Find how to call a module in evaluation mode, whose weights are float64.
 
     Args:
@@ -126,7 +128,12 @@ def _problem(call: Call, ids: Ids) -> str | None:
     """Why a call is none of a decoder, in words; None if it is one."""
     src, tgt = ids.random("source", (3, 6), 1), ids.random("target", (3, 5), 2)
     result = call(src, tgt)
-    if not isinstance(result, Tensor) or not result.is_floating_point() or result.shape[:2] != tgt.shape or result.dim() != 3:
+    if (
+        not isinstance(result, Tensor)
+        or not result.is_floating_point()
+        or result.shape[:2] != tgt.shape
+        or result.dim() != 3
+    ):
         shape = list(result.shape) if isinstance(result, Tensor) else type(result).__name__
         return f"returns {shape}, not [3, 5, vocab] for 3 sequences of 5 tokens"
     if not bool(result.isfinite().logical_or(result == -math.inf).all()):
@@ -191,7 +198,8 @@ def _ways(module: nn.Module, pad: int, vocab: int | None) -> Iterator[tuple[Call
     for named in dict.fromkeys((tuple(masks), tuple(required))):
         if named:
             order: tuple[Values, ...] = ("hide", "keep", "add", "int")
-            choices += [(named, values, axes) for axes, values in product((2, 4, 3), order)]
+            every: tuple[Axes, ...] = (2, 4, 3)
+            choices += [(named, values, axes) for axes, values in product(every, order)]
     for names in (tokens, tokens[::-1]):
         short = _Way(module, names[0], names[1], required, lengths, others, "keep", 4, True, pad, vocab)
         yield _with_another_token(short, pad), f"{short.about}, with one more target token, which forward removes"
@@ -336,7 +344,10 @@ def _role(name: str) -> Literal["mask", "lengths", "tokens", "other"]:
         return "mask"
     if "len" in lower:
         return "lengths"
-    if any(word in lower for word in ("teacher", "ratio", "return", "train", "cache", "past", "state", "pos", "label", "epoch")):
+    if any(
+        word in lower
+        for word in ("teacher", "ratio", "return", "train", "cache", "past", "state", "pos", "label", "epoch")
+    ):
         return "other"
     return "tokens"
 

@@ -57,7 +57,7 @@ class Tags:
         if int(firsts.max()) >= self._end or step < 0:
             return None
         owners = torch.searchsorted(self.starts, firsts, right=True) - 1
-        pieces = []
+        pieces: list[Piece] = []
         for start, end in _runs(firsts, owners):
             if len(pieces) == _MOST_PIECES:
                 return None

@@ -90,7 +90,7 @@ class Graph:
         node.kind = "product"
         self.products[node.index] = product
 
-    def between(self, origin: Tensor, stop: Collection[Kind] = ("product", "matmul", "softmax", "lookup")) -> Between:
+    def between(self, origin: Tensor, stop: Collection[str] = ("product", "matmul", "softmax", "lookup")) -> Between:
         """The elementwise operations between elements with these origins and the anchors before them."""
         todo, seen, ends = [*parents_of(origin)], set(), set()
         while todo:
@@ -103,7 +103,7 @@ class Graph:
                 todo += node.parents
         return Between([self.nodes[i] for i in sorted(seen)], [self.nodes[i] for i in sorted(ends)])
 
-    def back(self, origin: Tensor, kinds: Collection[Kind]) -> Tensor:
+    def back(self, origin: Tensor, kinds: Collection[str]) -> Tensor:
         """The origins, in operations of these kinds, that elements are computed from, each from one.
 
         Raises:
@@ -128,7 +128,7 @@ class Graph:
                 before[mask] = active[0].origin.flatten()[element_of(origin[mask])]
             origin = before
 
-    def leaves(self, origin: Tensor, stop: Collection[Kind] = ("product",)) -> list[Tensor]:
+    def leaves(self, origin: Tensor, stop: Collection[str] = ("product",)) -> list[Tensor]:
         """All origins in operations of these kinds that elements are computed from, where several may meet in one.
 
         Raises:

@@ -92,14 +92,19 @@ def prove(call: FoundCall, model: Transformer, structure: Structure, ids: Ids, *
     if thorough:
         for side in ("src", "tgt"):
             _compare_ids(call, model, structure, ids, side)
-    return Proof(
-        count, ids.source + ids.target, (config.max_source_length, config.max_target_length), error
-    )
+    return Proof(count, ids.source + ids.target, (config.max_source_length, config.max_target_length), error)
 
 
 def _lengths(config: ModelConfig, *, longest: bool) -> Iterator[tuple[list[int], list[int]]]:
     most_src, most_tgt = config.max_source_length, config.max_target_length
-    cases = [([5], [4]), ([1], [1]), ([6, 3, 9, 1], [5, 7, 2, 1]), ([11, 2, 11, 4], [3, 8, 8, 1]), ([33], [2]), ([2], [31])]
+    cases = [
+        ([5], [4]),
+        ([1], [1]),
+        ([6, 3, 9, 1], [5, 7, 2, 1]),
+        ([11, 2, 11, 4], [3, 8, 8, 1]),
+        ([33], [2]),
+        ([2], [31]),
+    ]
     if longest:
         cases += [([most_src], [most_tgt])]
     for src, tgt in cases:
@@ -157,11 +162,13 @@ def _compare_ids(call: FoundCall, model: Transformer, structure: Structure, ids:
     The forward ends there, so that a large vocabulary takes seconds.
     """
     stack = getattr(model, STACK_OF[side])
-    size, most = (ids.source, model.config.max_source_length) if side == "src" else (ids.target, model.config.max_target_length)
+    size, most = (
+        (ids.source, model.config.max_source_length) if side == "src" else (ids.target, model.config.max_target_length)
+    )
     every = torch.tensor([i for i in range(size) if i != ids.pad])
     length, node, softmax = min(most, 64), structure.embeddings[side].node.index, structure.softmaxes[side]
     table = model.encoder.tokens.weight if side == "src" else model._target_table()
-    for part in every.split(_CHUNK):
+    for part in torch.split(every, _CHUNK):
         rows = -(-len(part) // length)
         batch = part.repeat(-(-rows * length // len(part)))[: rows * length].view(rows, length)
         one = torch.full((rows, 1), int(every[-1] if side == "tgt" else ids.free("target")[0]))
@@ -186,4 +193,6 @@ def _compare_ids(call: FoundCall, model: Transformer, structure: Structure, ids:
         if not torch.equal(is_read, expected):
             heads = len(weights) // rows
             row, column = (is_read != expected).nonzero()[0][[0, 2]].tolist()
-            raise Difference(f"an attention hides id {int(batch[row // heads, column])} of {name}, or reads what it should not")
+            raise Difference(
+                f"an attention hides id {int(batch[row // heads, column])} of {name}, or reads what it should not"
+            )

@@ -2,13 +2,12 @@
 
     find the call -> record the forward -> structure -> weights -> proof
 
-The structure is read from random parameters, whose bits name their elements (`origins.py`), and proven with them and with the
-checkpoint's own.
+The structure is read from random parameters, whose bits name their elements (`origins.py`). It is proven with them and with
+the checkpoint's own.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +27,7 @@ from tfexport.models.live.sublayers import Scaled
 from tfexport.models.live.tape import STACK_OF, Side, plain_operations, record_until
 
 LONGEST = 1024
-"""The largest length of a model that has more positions, or computes them: a longer one is proven if the user asks for it."""
+"""The largest length of a model that has more positions, or computes them; a longer one is proven on request."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +180,9 @@ class _Reading:
             self.notes.append(f"the {names[0]} has at most {fewest} tokens: for more, the forward fails ({problem})")
 
     def _structure(self, call: FoundCall, ids: Ids) -> Structure:
-        return read_structure(call.call, lambda length, seed: ids.random("source" if seed % 2 == 0 else "target", (1, length), seed))
+        return read_structure(
+            call.call, lambda length, seed: ids.random("source" if seed % 2 == 0 else "target", (1, length), seed)
+        )
 
     def _entry(self, tags: Tags, scaled: Scaled) -> Entry:
         tensor = scaled.tensor

@@ -14,7 +14,6 @@ from tfexport.models.live.products import Graph, Product
 from tfexport.models.live.sublayers import Scaled, Sublayer
 from tfexport.models.live.tape import STACK_OF, Node, Side, constants_in
 
-
 _ORDER = {"src": ("self", "feed-forward"), "tgt": ("self", "cross", "feed-forward")}
 _NAMES = {"self": "self_attention", "cross": "cross_attention", "feed-forward": "feed_forward"}
 
@@ -83,9 +82,9 @@ def read_stack(graph: Graph, other: Graph, side: Side, sublayers: Sequence[Subla
     stack = Stack(side, embedding, norm_first=False, n_layers=len(kinds) // len(order))
     reader = _Reader(graph, stack, embedding.values, embedding.node.index)
     for number, sublayer in enumerate(sublayers):
-        layer, place = divmod(number, len(order))
+        layer, within = divmod(number, len(order))
         after = sublayers[number + 1].first if number + 1 < len(sublayers) else tail
-        reader.read(sublayer, f"layers.{layer}.norms.{place}", after, is_first=number == 0, is_last=after is tail)
+        reader.read(sublayer, f"layers.{layer}.norms.{within}", after, is_first=number == 0, is_last=after is tail)
         for part, tensor in sublayer.weights.items():
             stack.tensors[f"layers.{layer}.{_NAMES[sublayer.kind]}.{part}"] = tensor
     reader.finish(tail)
@@ -204,7 +203,9 @@ class _Reader:
                         _scale(sublayer, fit)
                         return node, is_of_norm
                     if fit is not None and (other := affine(base, stream)) is not None and other.scalar is not None:
-                        raise NotCanonical(f"the residual stream is multiplied by {other.scalar:g} (DeepNorm)", node.place)
+                        raise NotCanonical(
+                            f"the residual stream is multiplied by {other.scalar:g} (DeepNorm)", node.place
+                        )
         name = STACK_OF[self.stack.side]
         raise NotCanonical(f"the result of a sublayer of the {name} is not added to what it read", sublayer.place)
 

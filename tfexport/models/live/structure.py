@@ -65,11 +65,11 @@ def read_structure(call: Call, ids: Callable[[int, int], Tensor]) -> Structure:
         assert cross.memory is not None
         if not is_close(cross.memory.states, memory.states):
             raise NotCanonical("layers of the decoder read different states of the encoder", cross.place)
-    softmaxes: dict[Side, int] = {
-        side: min(s.softmax for s in attentions if s.kind == "self" and s.last.length == length)
-        for side, length in (("src", SOURCE), ("tgt", TARGET))
-        if any(s.kind == "self" and s.last.length == length for s in attentions)
-    }  # type: ignore[assignment]
+    softmaxes: dict[Side, int] = {}
+    for attention in attentions:
+        side: Side = "src" if attention.last.length == SOURCE else "tgt"
+        if attention.kind == "self":
+            softmaxes[side] = min(attention.softmax, softmaxes.get(side, attention.softmax))
     encoder = read_stack(graph, other, "src", [s for s in sublayers if s.last.length == SOURCE], memory)
     decoder = read_stack(graph, other, "tgt", [s for s in sublayers if s.last.length == TARGET], last)
     return _assembled((encoder, decoder), sublayers, output, returns, softmaxes)
@@ -88,7 +88,9 @@ def _output(graph: Graph) -> tuple[Product, dict[str, Scaled], str]:
     values = recording.value.reshape(TARGET, -1)
     between = graph.between(recording.origin, ("product", "lookup"))
     if len(between.ends) != 1 or between.ends[0].kind != "product":
-        raise NotCanonical("the result is not computed from one last product", between.nodes[-1].place if between.nodes else "")
+        raise NotCanonical(
+            "the result is not computed from one last product", between.nodes[-1].place if between.nodes else ""
+        )
     last = graph.products[between.ends[0].index]
     if last.length != TARGET or last.width != values.shape[1]:
         raise NotCanonical("the last product does not give logits for each token", last.node.place)
@@ -105,7 +107,7 @@ def _output(graph: Graph) -> tuple[Product, dict[str, Scaled], str]:
         logs = values if is_log else values.log()
         centred = [t - t.mean(1, keepdim=True) for t in (last.output, logs)]
         # A softmax hides what is added to all logits alike, so a bias is known up to its mean.
-        fit = affine(*centred)
+        fit = affine(centred[0], centred[1])
         if fit is not None and not bool((fit.bias == 0).all()):
             vectors = [constant for constant in constants if constant.numel() == last.width]
             own = [v.reshape(-1) for v in vectors if is_close(v.reshape(-1) - v.mean(), fit.bias, 1e-8)]
@@ -122,7 +124,10 @@ def _output(graph: Graph) -> tuple[Product, dict[str, Scaled], str]:
 
 
 def _assembled(
-    stacks: tuple[Stack, Stack], sublayers: Sequence[Sublayer], output: dict[str, Scaled], returns: str,
+    stacks: tuple[Stack, Stack],
+    sublayers: Sequence[Sublayer],
+    output: dict[str, Scaled],
+    returns: str,
     softmaxes: Mapping[Side, int],
 ) -> Structure:
     """The config and the tensors of two stacks."""

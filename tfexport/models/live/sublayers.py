@@ -249,7 +249,9 @@ def _check_reads(weights: Tensor, output: Product, softmax: Node) -> None:
     if not bool(is_read.all()) and weights.shape[0] == weights.shape[1]:
         expected = expected.tril()
     if not torch.equal(is_read, expected):
-        raise NotCanonical("an attention that does not read all earlier tokens, such as one over a window", softmax.place)
+        raise NotCanonical(
+            "an attention that does not read all earlier tokens, such as one over a window", softmax.place
+        )
 
 
 def _split(graph: Graph, origins: Tensor) -> list[_Head]:
@@ -265,7 +267,9 @@ def _split(graph: Graph, origins: Tensor) -> list[_Head]:
         places[element_of(product.elements).flatten()] = torch.arange(product.elements.numel())
         place = places[element_of(elements)]
         rows, columns = place // product.width, place % product.width
-        if not torch.equal(rows, torch.arange(len(rows))[:, None].expand_as(rows)) or bool((columns != columns[:1]).any()):
+        if not torch.equal(rows, torch.arange(len(rows))[:, None].expand_as(rows)) or bool(
+            (columns != columns[:1]).any()
+        ):
             raise NotCanonical("an attention mixes tokens or features before its scores", product.node.place)
         heads.append(_Head(product, columns[0], values_of(origin, graph.nodes), origin))
     return heads
@@ -364,11 +368,11 @@ def _feed_forward(graph: Graph, output: Product, hidden: Sequence[Product]) -> S
     nodes = graph.between(output.origin).nodes
     name: Activation | None = None
     chosen: list[tuple[_Features, Tensor]] = []
-    for order in ([leaves, leaves[::-1]][: len(leaves)] if leaves else []):
+    for order in [leaves, leaves[::-1]][: len(leaves)] if leaves else []:
         gates = order[1].candidates(nodes) if len(order) == 2 else [(None, None)]
         for (before, bias), (gate, gate_bias) in product_of(order[0].candidates(nodes), gates):
             if name is None and (name := _activation(before, output.states, gate)) is not None:
-                chosen = [(order[0], bias), *((features, gate_bias) for features in order[1:])]
+                chosen = [(order[0], bias), *((features, gate_bias) for features in order[1:])]  # type: ignore[list-item]
     if name is None:
         before = leaves[0].values
         what = "a gate of another kind" if len(leaves) == 2 else other_activation(before, output.states)

@@ -1,8 +1,8 @@
 """Records what a module's forward computes, and where each element of each tensor comes from.
 
-`Tape` is a dispatch mode, so it sees every ATen operation, whatever Python code, hooks or functional calls led to it. A tensor
-that depends on the tokens has an *origin*: for each of its elements, an int64 that names the operation and the element of the
-result that it was copied from. Views, transposes, splits, concatenations and copies only move elements, so they are done to
+`Tape` is a dispatch mode, so it sees every ATen operation, whatever Python code, hooks or functional calls led to it.
+A tensor that depends on the tokens has an *origin*: for each of its elements, an int64 that names the operation and the
+element of the result that it was copied from. Views, transposes, splits, concatenations and copies only move elements, so they are done to
 the origins too and need no other treatment. All other tensors are constants: only their values matter.
 """
 
@@ -35,19 +35,65 @@ CONSTANT = -1
 """The origin of an element that does not depend on the tokens."""
 
 _MOVES = frozenset(
-    "_unsafe_view cat clone contiguous copy copy_ expand_copy flip gather index index_select narrow_copy permute_copy repeat "
-    "reshape roll select_copy select_scatter slice_copy slice_scatter split_copy split_with_sizes_copy squeeze_copy stack "
-    "t_copy take transpose_copy unbind_copy unsqueeze_copy view_copy index_put index_put_ _reshape_copy".split()
+    (
+        "_unsafe_view",
+        "cat",
+        "clone",
+        "contiguous",
+        "copy",
+        "copy_",
+        "expand_copy",
+        "flip",
+        "gather",
+        "index",
+        "index_select",
+        "narrow_copy",
+        "permute_copy",
+        "repeat",
+        "reshape",
+        "roll",
+        "select_copy",
+        "select_scatter",
+        "slice_copy",
+        "slice_scatter",
+        "split_copy",
+        "split_with_sizes_copy",
+        "squeeze_copy",
+        "stack",
+        "t_copy",
+        "take",
+        "transpose_copy",
+        "unbind_copy",
+        "unsqueeze_copy",
+        "view_copy",
+        "index_put",
+        "index_put_",
+        "_reshape_copy",
+    )
 )
 """Operations that only move elements to new memory. Views share memory with their input and need no entry."""
-_DATA = {name: (0,) for name in ("gather", "index", "index_select", "take")} | {
-    name: (0, 2) for name in ("index_put", "index_put_")
-}
+_DATA = dict.fromkeys(("gather", "index", "index_select", "take"), (0,)) | dict.fromkeys(
+    ("index_put", "index_put_"), (0, 2)
+)
 """The arguments that these operations move; their other tensors are indices."""
 _CASTS = frozenset(("_to_copy", "to", "lift_fresh_copy"))
 _MADE = frozenset(
-    "zeros_like ones_like full_like empty_like rand_like randn_like new_zeros new_ones new_full new_empty new_empty_strided "
-    "arange _local_scalar_dense sym_size".split()
+    (
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "empty_like",
+        "rand_like",
+        "randn_like",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "new_empty",
+        "new_empty_strided",
+        "arange",
+        "_local_scalar_dense",
+        "sym_size",
+    )
 )
 """Operations whose result does not depend on the values of their inputs."""
 _LOOKUPS = frozenset(("embedding", "index_select", "index"))
@@ -235,7 +281,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return torch.full(leaf.shape, CONSTANT) if origin is None else origin.clone()
 
         new = func(*tree_map(moved, args), **tree_map(moved, named))
-        for tensor, origin in zip(results, [leaf for leaf in tree_leaves(new) if isinstance(leaf, Tensor)], strict=True):
+        for tensor, origin in zip(
+            results, [leaf for leaf in tree_leaves(new) if isinstance(leaf, Tensor)], strict=True
+        ):
             self._write(tensor, origin)
 
 
