@@ -39,7 +39,7 @@ class FamilyOptions(Options):
     module: str | None = option(
         None,
         metavar="FILE.py:NAME",
-        help="A function of yours that returns the model, which is run: its forward is read and proven, no setting is needed.",
+        help="Your function that returns the model. It is run, and its forward is read and proven; for `export`.",
     )
     config: Path | None = option(
         None, help="JSON file with model fields; by default the checkpoint's name with .json, if it exists."

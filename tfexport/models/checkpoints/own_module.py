@@ -210,7 +210,7 @@ def load_weights(
         for n in own
         if n in named and named[n].shape != own[n].shape
     ]
-    parameters = {name: parameter for name, parameter in module.named_parameters(remove_duplicate=False)}
+    parameters = dict(module.named_parameters(remove_duplicate=False))
     shared = {parameters[name].data_ptr() for name in named if name in parameters}
     missing = [name for name, tensor in parameters.items() if name not in named and tensor.data_ptr() not in shared]
     unexpected = [name for name in named if name not in own]

@@ -75,7 +75,7 @@ def hints_of(options: FamilyOptions, checkpoint: Path, say: Say) -> dict[str, An
 
 
 def read_with_text(
-    checkpoint: Path, hints: Mapping[str, Any], family: Chosen = None, *, text: TextSettings
+    checkpoint: Path, hints: Mapping[str, Any], family: Chosen | OwnModule = None, *, text: TextSettings
 ) -> Checkpoint:
     """`load_checkpoint` with text settings, which the result records.
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tfexport.models.live.errors import NotCanonical
-from tfexport.models.live.tape import CONSTANT, ELEMENT_BITS, Input, Kind, Node, Recording, element_of, parents_of
+from tfexport.models.live.tape import CONSTANT, ELEMENT_BITS, Input, Node, Recording, element_of, parents_of
 
 _PRODUCTS = frozenset(("mm", "bmm", "matmul", "linear", "addmm", "baddbmm", "convolution", "mv"))
 _SOFTMAXES = frozenset(("_softmax", "_safe_softmax", "softmax"))

@@ -1,8 +1,8 @@
 """Proves that the canonical model computes what the user's module computes, in float64, called as the user calls it.
 
 A wrong reading cannot pass: random sequences of several lengths, in padded batches, must give the same logits up to rounding
-of float64, every id of both vocabularies must have the same embedding and be hidden from no attention, and the largest length
-must work.
+of float64, every id of both vocabularies must have the same embedding and be hidden from no attention, and the largest
+length must work.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tfexport.models.model import empty_model
 from tfexport.models.transformer import Transformer
 
 TOLERANCE = 1e-8
-"""Largest difference of logits, relative to the largest. Rounding of float64 stays below 1e-11; a wrong epsilon changes 1e-6."""
+"""Largest difference of logits, relative to the largest. Rounding stays below 1e-11; a wrong epsilon changes 1e-6."""
 _CHUNK = 4096
 """Number of ids whose embeddings are compared in one forward."""
 
@@ -112,7 +112,7 @@ def _lengths(config: ModelConfig, *, longest: bool) -> Iterator[tuple[list[int],
 
 
 def _batch(ids: Ids, side: str, lengths: Sequence[int], call: FoundCall) -> Tensor:
-    """Random ids of a whole vocabulary but padding, [batch, length], padded after the lengths if the module masks padding."""
+    """Random ids of a whole vocabulary but padding, [batch, length], padded if the module masks padding."""
     generator = torch.Generator().manual_seed(sum(lengths) + len(side))
     every = torch.tensor([i for i in range(getattr(ids, side)) if i != ids.pad])
     batch = every[torch.randint(len(every), (len(lengths), max(lengths)), generator=generator)]

@@ -2,8 +2,8 @@
 
 `Tape` is a dispatch mode, so it sees every ATen operation, whatever Python code, hooks or functional calls led to it.
 A tensor that depends on the tokens has an *origin*: for each of its elements, an int64 that names the operation and the
-element of the result that it was copied from. Views, transposes, splits, concatenations and copies only move elements, so they are done to
-the origins too and need no other treatment. All other tensors are constants: only their values matter.
+element of the result that it was copied from. Views, transposes, splits, concatenations and copies only move elements, so
+they are done to the origins too and need no other treatment. All other tensors are constants: only their values matter.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class Tutorial(nn.Module):
     def __init__(self, **options: Any):
         super().__init__()
         self.core = nn.Transformer(16, 2, 1, 1, 24, 0.1, **options)
-        self.src, self.tgt, self.out = nn.Embedding(19, 16), nn.Embedding(23, 16), nn.Linear(16, 23)
+        self.src, self.tgt, self.out = nn.Embedding(40, 16), nn.Embedding(23, 16), nn.Linear(16, 23)
         self.register_buffer("table", torch.randn(30, 1, 16))
 
     def embed(self, ids: Tensor, table: nn.Embedding) -> Tensor:
@@ -73,7 +73,7 @@ def test_an_activation_that_the_model_lacks_is_refused_by_name() -> None:
 def test_an_id_that_is_scaled_differently_is_refused() -> None:
     class Odd(Tutorial):
         def embed(self, ids: Tensor, table: nn.Embedding) -> Tensor:
-            return super().embed(ids, table) + (ids == 17)[..., None] * 1e-3
+            return super().embed(ids, table) + (ids == 30)[..., None] * 1e-3
 
-    with pytest.raises(CheckpointError, match="id 17 of the source"):
+    with pytest.raises(CheckpointError, match="id 30 of the source"):
         read(Odd())
