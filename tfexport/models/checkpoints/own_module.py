@@ -128,6 +128,10 @@ def read_own_module(
     tokenizers = tokenizers or Tokenizers(None, None)
     where = path or Path(own.about)
     ids, missing = complete(None, {}, {"n_heads": 1, **about}, tokenizers)
+    source = tokenizers.source
+    if source is not None and not (source.before or source.after):  # ids of sources are complete as they are
+        usage = {name: f"{name} with --config" for name in ("source_bos", "source_eos")}
+        missing |= {name: flag for name, flag in usage.items() if name not in about}
     if missing:
         raise ConfigError(asking(where, missing, None))
     module = own.build()
