@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -54,40 +52,25 @@ class OwnModule:
 
 
 def module_of(spec: str) -> OwnModule:
-    """The module that a flag names: `FILE.py:NAME`, `package.module:NAME`; `build` is the default name.
+    """The module that a flag names: `FILE.py:NAME`; `build` is the default name.
 
     Raises:
         ConfigError: the file is missing, fails, or has no such name.
     """
-    where, _, name = spec.rpartition(":") if ":" in spec and not spec.endswith(".py") else (spec, "", "build")
+    where, _, name = (spec, "", "build") if spec.endswith(".py") else spec.rpartition(":")
     path = Path(where)
-    if where.endswith(".py"):
-        if not path.is_file():
-            raise ConfigError(f"there is no file {path}. Give --module FILE.py:NAME, such as my_code.py:build.")
-        with running(path):
-            code = run_file(path)
-    else:
-        code = _imported(where, spec)
+    if not where.endswith(".py") or not path.is_file():
+        raise ConfigError(
+            f"there is no Python file {where or spec}. Give --module FILE.py:NAME, such as my_code.py:build."
+        )
+    with running(path):
+        code = run_file(path)
     target = getattr(code, name, None)
     if target is None:
         raise ConfigError(
             f"{where} has no {name}. Give --module {where}:NAME, with a function that returns your module."
         )
-    return OwnModule(_builder(target, spec, path), spec, getattr(code, "call", None), path if path.is_file() else None)
-
-
-def _imported(where: str, spec: str) -> ModuleType:
-    import sys
-
-    sys.path.insert(0, "")
-    try:
-        return importlib.import_module(where)
-    except ImportError as error:
-        raise ConfigError(
-            f"--module {spec} cannot be imported: {error}. Give FILE.py:NAME, such as my_code.py:build."
-        ) from error
-    finally:
-        sys.path.remove("")
+    return OwnModule(_builder(target, spec, path), spec, getattr(code, "call", None), path)
 
 
 def _builder(target: Any, spec: str, path: Path) -> Callable[[], nn.Module]:
