@@ -116,9 +116,10 @@ def test_mutations_of_a_file_of_several_pickles_keep_the_others(tmp_path: Path) 
 def test_random_models_are_of_every_kind() -> None:
     configs = [models.random_config(random.Random(seed)) for seed in range(60)]
     kinds: dict[str, set[object]] = {
-        **dict.fromkeys(
-            ("norm_first", "final_norm", "shared_norm", "embedding_norm", "gated", "tie_output"), {True, False}
-        ),
+        **{
+            name: {True, False}
+            for name in ("norm_first", "final_norm", "shared_norm", "embedding_norm", "gated", "tie_output")
+        },
         "activation": {*get_args(Activation)},
         "positions": {*get_args(Positions)},
         "feed_forward": {"linear", "conv1d"},
