@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -234,11 +234,23 @@ class _Reader:
         """The end of the stack: the stream, or a norm of it."""
         if is_close(self.state, tail.states):
             return
-        norm = self._norm(self.state, tail.states, self.graph.after(self.index, tail.index))
+        nodes = list(self.graph.after(self.index, tail.index))
+        norm = self._norm(self.state, tail.states, nodes) or self._scaled_norm(tail, nodes)
         if norm is None:
             what = f"what the {STACK_OF[self.stack.side]} returns is neither its residual stream nor a norm of it"
             raise NotCanonical(what, tail.node.place)
         self.stack.final_norm = norm
+
+    def _scaled_norm(self, tail: Product, nodes: Sequence[Node]) -> Norm | None:
+        """The norm of the stream times a factor, as before a tied output projection (Raffel et al. 2020)."""
+        for node in nodes:
+            rows = rows_of(node.value, self.d_model)
+            fit = None if rows is None else affine(rows, tail.states)
+            if rows is None or fit is None or fit.scalar is None or bool((fit.bias != 0).any()):
+                continue
+            if (norm := self._norm(self.state, rows, nodes)) is not None:
+                return replace(norm, weight=norm.weight * fit.scalar, bias=norm.bias * fit.scalar)
+        return None
 
 
 def _scale(sublayer: Sublayer, fit: Affine) -> None:

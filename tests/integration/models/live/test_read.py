@@ -77,3 +77,24 @@ def test_an_id_that_is_scaled_differently_is_refused() -> None:
 
     with pytest.raises(CheckpointError, match="does not compute the same"):
         read(Odd())
+
+
+def test_a_factor_after_the_last_norm_goes_into_that_norm() -> None:
+    class Scaled(Tutorial):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Sequential(_Times(0.25), nn.Linear(16, 23))
+
+    class _Times(nn.Module):
+        def __init__(self, factor: float):
+            super().__init__()
+            self.factor = factor
+
+        def forward(self, states: Tensor) -> Tensor:
+            return states * self.factor
+
+    module = Scaled()
+    weight = module.core.decoder.norm.weight.detach().clone()
+    live = read(module)
+    assert live.proof.error < 1e-12
+    torch.testing.assert_close(live.weights["decoder.norm.weight"], 0.25 * weight)
