@@ -98,3 +98,19 @@ def test_a_factor_after_the_last_norm_goes_into_that_norm() -> None:
     live = read(module)
     assert live.proof.error < 1e-12
     torch.testing.assert_close(live.weights["decoder.norm.weight"], 0.25 * weight)
+
+
+def test_attention_that_is_as_sharp_as_a_mask_is_read() -> None:
+    module = Tutorial()
+    with torch.no_grad():
+        module.src.weight.mul_(1000)
+    assert read(module).proof.error < 1e-9
+
+
+def test_an_id_that_is_hidden_as_padding_is_refused() -> None:
+    class Hiding(Tutorial):
+        def forward(self, src: Tensor, trg: Tensor, tgt_mask: Tensor, src_padding_mask: Tensor) -> Tensor:
+            return super().forward(src, trg, tgt_mask, src_padding_mask | (src.T == 30))
+
+    with pytest.raises(CheckpointError, match="does not compute the same"):
+        read(Hiding())
