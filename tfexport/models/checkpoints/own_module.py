@@ -1,12 +1,10 @@
-"""Reads a checkpoint by running the user's own module: `--module my_code.py:build`, or a live `nn.Module` in Python.
+"""Reads a checkpoint by running the user's own module: `--module my_code.py:build`.
 
 The file that the user names is run, because the user wrote it, as a family file is. Nothing in a checkpoint can name one.
 """
 
 from __future__ import annotations
 
-import copy
-import hashlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +17,9 @@ from tfexport.bundle.reader import file_sha256
 from tfexport.config import ModelConfig
 from tfexport.errors import CheckpointError, ConfigError
 from tfexport.models.checkpoints.confirmation import Confirmation
+from tfexport.models.checkpoints.convert import tie, unshared
 from tfexport.models.checkpoints.hints import (
+    PARTS,
     asking,
     check_told,
     complete,
@@ -32,7 +32,8 @@ from tfexport.models.checkpoints.user_family import run_file, running
 from tfexport.models.formats.files import read_file
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.formats.state_dicts import some
-from tfexport.models.live.read import Given, LiveModel, prepared, read_module
+from tfexport.models.live.proof import Proof
+from tfexport.models.live.read import ReadingOptions, read_module
 
 FAMILY = "module"
 """The family of checkpoints that were read from a module, in manifests."""
@@ -48,7 +49,6 @@ class OwnModule:
     """Its name, such as `my_code.py:build`."""
     adapter: Callable[..., Tensor] | None = None
     """The user's own `call(model, src, tgt)`."""
-    file: Path | None = None
 
 
 def module_of(spec: str) -> OwnModule:
@@ -70,7 +70,7 @@ def module_of(spec: str) -> OwnModule:
         raise ConfigError(
             f"{where} has no {name}. Give --module {where}:NAME, with a function that returns your module."
         )
-    return OwnModule(_builder(target, spec, path), spec, getattr(code, "call", None), path)
+    return OwnModule(_builder(target, spec, path), spec, getattr(code, "call", None))
 
 
 def _builder(target: Any, spec: str, path: Path) -> Callable[[], nn.Module]:
@@ -95,12 +95,12 @@ def _builder(target: Any, spec: str, path: Path) -> Callable[[], nn.Module]:
 
 
 def read_own_module(
-    path: Path | None, own: OwnModule, hints: Mapping[str, Any], *, tokenizers: Tokenizers | None = None
+    path: Path, own: OwnModule, hints: Mapping[str, Any], *, tokenizers: Tokenizers | None = None
 ) -> Checkpoint:
     """Read a checkpoint with the user's module: what its `forward` computes, proven in float64.
 
     Args:
-        path: the file with the module's weights; None if the module has them.
+        path: the file with the module's weights.
         hints: special ids, lengths, `source_bos` and `source_eos`, and what selects weights in the file.
 
     Raises:
@@ -108,75 +108,69 @@ def read_own_module(
         ConfigError: special ids are missing, or hints contradict the module.
     """
     picked, about = picked_of(hints)
+    if idle := [name for name in about if name in PARTS]:
+        raise ConfigError(f"--module reads the layers from their use: {', '.join(idle)} has no effect. Leave it out.")
     tokenizers = tokenizers or Tokenizers(None, None)
-    where = path or Path(own.about)
-    ids, missing = complete(None, {}, {"n_heads": 1, **about}, tokenizers)
-    source = tokenizers.source
-    if source is not None and not (source.before or source.after):  # ids of sources are complete as they are
-        usage = {name: f"{name} with --config" for name in ("source_bos", "source_eos")}
-        missing |= {name: flag for name, flag in usage.items() if name not in about}
-    if missing:
-        raise ConfigError(asking(where, missing, None))
+    ids = _ids(path, about, tokenizers)
     module = own.build()
-    ignored: tuple[str, ...] = ()
-    if path is None:
-        module = copy.deepcopy(prepared(module))
-    else:
-        raw = read_file(path, picked=picked)
-        ignored = raw.ignored
-        load_weights(module, raw.weights, path, own.about, raw.metadata)
-    ids |= {name: about[name] for name in _TEXT if name in about}
-
-    def config(fields: Mapping[str, Any]) -> ModelConfig:
-        ours = {name: value for name, value in ids.items() if name in (*_IDS, *_TEXT)}
-        return ModelConfig.from_dict({**fields, **ours}, where=own.about)
-
-    given = Given(
+    raw = read_file(path, picked=picked)
+    load_weights(module, raw.weights, path, own.about, raw.metadata)
+    lengths = {"encoder": about.get("max_source_length"), "decoder": about.get("max_target_length")}
+    options = ReadingOptions(
         pad_id=ids["pad_id"],
         special_ids=frozenset(ids[name] for name in _IDS),
+        with_ids=lambda fields: ModelConfig.from_dict({**fields, **ids}, where=own.about),
         vocab=None if tokenizers.target is None else tokenizers.target.size,
-        max_length=about.get("max_source_length"),
+        max_lengths={side: length for side, length in lengths.items() if length is not None},  # type: ignore[misc]
         adapter=own.adapter,
-        config=config,
     )
-    live = read_module(module, given)
-    complete_config = config(live.fields)
-    check_told(where, live.fields, {name: value for name, value in about.items() if name not in (*_IDS, *_TEXT)})
-    odd = (*size_problems(tokenizers, complete_config), *id_problems(tokenizers, complete_config))
+    live = read_module(module, options)
+    check_told(path, live.config.to_dict(), {name: value for name, value in about.items() if name not in ids})
+    config, weights = tie(live.config, live.weights)
     return Checkpoint(
-        path=where,
-        sha256=_sha256_of(live) if path is None else file_sha256(path),
+        path=path,
+        sha256=file_sha256(path),
         family=FAMILY,
-        config=complete_config,
-        weights=dict(live.weights),
+        config=config,
+        weights=unshared(weights),
         tokenizers=tokenizers,
         given={**{name: ids[name] for name in _IDS}, **hints},
-        family_notes=(f"called as {live.call.about}", *live.notes),
-        odd=odd,
-        ignored=ignored,
-        confirmation=Confirmation(by="module", about=_about(own, live)),
-        live=live,
+        family_notes=tuple(live.notes),
+        odd=(*size_problems(tokenizers, config), *id_problems(tokenizers, config)),
+        ignored=raw.ignored,
+        confirmation=_confirmation(own, live.proof, about),
     )
 
 
-_TEXT = ("source_bos", "source_eos", "forced_first_id", "suppressed_ids", "suppressed_first_ids")
-"""Fields that no module computes."""
+def _ids(path: Path, about: Mapping[str, Any], tokenizers: Tokenizers) -> dict[str, Any]:
+    """The fields that no module computes, from the user and the vocabularies.
+
+    Raises:
+        ConfigError: one that matters is missing.
+    """
+    heads = {"n_heads": 1}  # asked for by default, and read from the module
+    fields, missing = complete(None, {}, {**heads, **about}, tokenizers)
+    source = tokenizers.source
+    # Ids are complete as they are; a tokenizer's own template says what belongs around text.
+    if source is not None and not (source.before or source.after):
+        missing |= {name: f"{name} with --config" for name in _ENDS if name not in about}
+    if missing:
+        raise ConfigError(asking(path, missing, None))
+    return {name: fields[name] for name in (*_IDS, *_ENDS, *_TOKENS) if name in fields}
 
 
-def _about(own: OwnModule, live: LiveModel) -> str:
-    proof = live.proof
-    return (
-        f"{own.about}: logits of {proof.sequences} sequences in float64 differ by {proof.error:.0e}, all {proof.ids:,} ids, "
-        f"lengths to {proof.longest[0]:,} and {proof.longest[1]:,}"
+_ENDS = ("source_bos", "source_eos")
+_TOKENS = ("forced_first_id", "suppressed_ids", "suppressed_first_ids")
+
+
+def _confirmation(own: OwnModule, proof: Proof, about: Mapping[str, Any]) -> Confirmation:
+    """The module confirms all arithmetic, and not the tokens that the user's program begins and ends with."""
+    return Confirmation(
+        by="module",
+        about=f"{own.about}: logits of {proof.sequences} sequences in float64 differ by {proof.error:.0e}, all "
+        f"{proof.ids:,} ids, lengths to {proof.longest[0]:,} and {proof.longest[1]:,}",
+        unconfirmed={name: about[name] for name in ("bos_id", "eos_id", *_ENDS) if name in about},
     )
-
-
-def _sha256_of(live: LiveModel) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(live.weights):
-        digest.update(name.encode())
-        digest.update(live.weights[name].contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def load_weights(
