@@ -114,7 +114,7 @@ def read_own_module(
     ids = _ids(path, about, tokenizers)
     module = own.build()
     raw = read_file(path, picked=picked)
-    load_weights(module, raw.weights, path, own.about, raw.metadata)
+    load_weights(module, raw.weights, path, own.about)
     lengths = {"encoder": about.get("max_source_length"), "decoder": about.get("max_target_length")}
     options = ReadingOptions(
         pad_id=ids["pad_id"],
@@ -173,31 +173,28 @@ def _confirmation(own: OwnModule, proof: Proof, about: Mapping[str, Any]) -> Con
     )
 
 
-def load_weights(
-    module: nn.Module, weights: Mapping[str, Tensor], path: Path, about: str, metadata: Mapping[str, str] | None = None
-) -> None:
-    """Load a file's weights into a module, under any prefix that wrappers gave their names.
+def load_weights(module: nn.Module, weights: Mapping[str, Tensor], path: Path, about: str) -> None:
+    """Load a file's weights, without prefixes of wrappers, into a module. A tied tensor needs one of its names.
 
     Raises:
         CheckpointError: the names or shapes are not those of the module.
     """
     own = module.state_dict()
-    named = _matched(weights, own)
-    for dropped, kept in (metadata or {}).items():  # safetensors names tied tensors once
-        if dropped in own and dropped not in named and kept in named:
-            named[dropped] = named[kept]
-    wrong = [
-        f"{n} is {list(named[n].shape)}, not {list(own[n].shape)}"
-        for n in own
-        if n in named and named[n].shape != own[n].shape
-    ]
+    if not weights.keys() & own.keys():  # all names of the module have a prefix, which was taken for a wrapper's
+        prefix = next(iter(own)).partition(".")[0]
+        weights = {f"{prefix}.{name}": tensor for name, tensor in weights.items()}
     parameters = dict(module.named_parameters(remove_duplicate=False))
-    shared = {parameters[name].data_ptr() for name in named if name in parameters}
-    missing = [name for name, tensor in parameters.items() if name not in named and tensor.data_ptr() not in shared]
-    unexpected = [name for name in named if name not in own]
+    given = {parameters[name].data_ptr() for name in weights if name in parameters}
+    missing = [name for name, tensor in parameters.items() if name not in weights and tensor.data_ptr() not in given]
+    misshapen = [
+        f"{name} is {list(tensor.shape)}, not {list(own[name].shape)}"
+        for name, tensor in weights.items()
+        if name in own and tensor.shape != own[name].shape
+    ]
+    unexpected = [name for name in weights if name not in own]
     problems = [
         f"{what}: {some(names)}"
-        for what, names in (("missing", missing), ("unexpected", unexpected), ("misshapen", wrong))
+        for what, names in (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen))
         if names
     ]
     if problems:
@@ -205,18 +202,4 @@ def load_weights(
             f"the weights in {path} are not those of {about}: {'; '.join(problems)}. Build the module with the arguments of "
             "the training; leave out what belongs to no layer with --ignore."
         )
-    module.load_state_dict(dict(named), strict=False)
-
-
-def _matched(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights under the module's own names: prefixes that only one side has are removed or added."""
-
-    def score(named: Mapping[str, Tensor]) -> int:
-        return sum(name in own for name in named)
-
-    ways = [dict(weights)]
-    for prefix in {name.partition(".")[0] + "." for name in own if "." in name}:
-        ways.append({f"{prefix}{name}": tensor for name, tensor in weights.items()})
-    for prefix in {name[: name.index(".") + 1] for name in weights if "." in name}:
-        ways.append({name.removeprefix(prefix): tensor for name, tensor in weights.items()})
-    return max(ways, key=score)
+    module.load_state_dict(dict(weights), strict=False)

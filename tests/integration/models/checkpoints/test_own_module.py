@@ -115,8 +115,17 @@ def test_a_name_that_safetensors_dropped_is_the_tensor_that_it_names(folder: Pat
     module = built(folder)
     save_model(module, str(tmp_path / "tied.safetensors"))
     raw, other = read_file(tmp_path / "tied.safetensors"), built(folder)
-    load_weights(other, raw.weights, tmp_path / "tied.safetensors", "my_code.py", raw.metadata)
+    load_weights(other, raw.weights, tmp_path / "tied.safetensors", "my_code.py")
     assert torch.equal(other.out.weight, module.tgt.weight)  # type: ignore[union-attr, arg-type]
+
+
+def test_a_prefix_that_all_names_of_the_module_have_is_its_own(folder: Path, tmp_path: Path) -> None:
+    holder = nn.ModuleDict({"net": built(folder)})
+    torch.save(holder.state_dict(), tmp_path / "ckpt.pt")
+    other = nn.ModuleDict({"net": built(folder)})
+    load_weights(other, read_file(tmp_path / "ckpt.pt").weights, tmp_path / "ckpt.pt", "my_code.py")
+    for name, tensor in other.state_dict().items():
+        assert torch.equal(tensor, holder.state_dict()[name]), name
 
 
 @pytest.mark.parametrize(
