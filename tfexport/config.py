@@ -18,7 +18,7 @@ _MOST = {
 }
 """Upper bounds, many times the sizes of any model. A file may contain any number, and products of its sizes are computed."""
 
-Positions = Literal["sinusoidal", "learned", "stored", "relative"]
+Positions = Literal["sinusoidal", "learned", "stored", "relative", "none"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
 
@@ -38,6 +38,8 @@ class ModelConfig:
     """Size of the embeddings and of the layers' inputs and outputs."""
     n_heads: int
     """Number of attention heads per layer."""
+    n_encoder_heads: int = 0
+    """Number of attention heads per layer of the encoder, if it is not `n_heads`; else 0."""
     d_ff: int
     """Size of the hidden states of the feed-forward."""
     d_head: int = 0
@@ -85,6 +87,8 @@ class ModelConfig:
     """Pre-norm, x + sublayer(norm(x)), instead of post-norm, norm(x + sublayer(x))."""
     final_norm: bool = False
     """Whether each stack has another norm after its last layer."""
+    final_norm_in: Literal["both", "encoder", "decoder"] = "both"
+    """The stacks that have the `final_norm`."""
     shared_norm: bool = False
     """Whether all sublayers of a layer share one LayerNorm."""
     norm: Literal["layer", "rms"] = "layer"
