@@ -20,6 +20,10 @@ from tfexport.errors import CheckpointError
 from tfexport.models.families.names import NameTemplate, has_leading_zero
 
 
+SOURCE_ENDS = ("source_bos", "source_eos")
+"""Fields that only sources of text need. If a family asks for them, a tokenizer with a template of its own answers."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """A layout of checkpoints. Names contain `{i}` for the layer, `{p}` for `weight` or `bias`, `{h}` for the head, and
@@ -90,7 +94,7 @@ class Family:
     def fit(self, weights: Mapping[str, Tensor], told: Mapping[str, Any]) -> tuple[Family, dict[str, str]]:
         """The family fitted to weights with the user's own names, and the missing hints, each with its flag.
 
-        `told` has the user's hints for `told_by_user`.
+        `told` has all hints of the user.
         """
         return self, {}
 

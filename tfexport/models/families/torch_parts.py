@@ -117,14 +117,11 @@ def find_parts(weights: Mapping[str, Tensor], d_model: int, told: Mapping[str, A
         shown = tables or vectors if role == "positions" else matrices
         found.unclear[role] = flag + _candidates(shown, weights)
         if role == "positions":
-            found.unclear[role] += (
-                ": a table's name, or the kind that your code computes. Rotary positions and ALiBi are in no file and not "
-                f"among these kinds: {AS_MODULE}"
-            )
+            found.unclear[role] += f" (rotary positions and ALiBi are not computed: {AS_MODULE})"
     return found
 
 
-AS_MODULE = "export such a model from your own module, --module my_code.py:build, which proves or refuses it"
+AS_MODULE = "export such a model with --module my_code.py:build"
 
 
 def refuse_positions(said: object, kinds: Collection[str]) -> None:
@@ -149,9 +146,9 @@ def _find_matrices(found: Parts, matrices: list[str], weights: Mapping[str, Tens
     if not unclear:
         ((found.source, found.target, found.output),) = ways
     found.unclear.update({role: f"{FLAGS[role]} NAME" for role in free if role in unclear})
-    outputs = {output for _, target, output in ways if target == output}
+    outputs = {output for source, target, output in ways if source != target == output}
     if "tgt_embedding" in found.unclear and outputs:
-        found.unclear["tgt_embedding"] += f", which is {' or '.join(sorted(outputs))} if it is tied to the output layer"
+        found.unclear["tgt_embedding"] += f" ({' or '.join(sorted(outputs))} if it is tied to the output layer)"
 
 
 def _ways(matrices: list[str], weights: Mapping[str, Tensor], given: Mapping[str, str]) -> list[Roles]:

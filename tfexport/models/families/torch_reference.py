@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from tfexport.config import Activation, ModelConfig
 from tfexport.models.families.torch_parts import Parts
-from tfexport.models.positions import sinusoids
+from tfexport.models.positions import COMPUTED
 
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -39,22 +39,32 @@ class TorchReference(nn.Module):
         _place(self, stacks[0][:-1], encoder)
         _place(self, stacks[1][:-1], decoder)
         for path in self.norm_paths.values():
-            _place(self, path, nn.LayerNorm(config.d_model, config.norm_eps, bias=config.attention_bias))
+            _place(self, path, self._norm(f"{path}.bias" in weights))
+        for prefix, layers in ((stacks[0], encoder), (stacks[1], decoder)):
+            for number, layer in enumerate(layers):
+                for name in [name for name, part in layer.named_children() if isinstance(part, nn.LayerNorm)]:
+                    setattr(layer, name, self._norm(f"{prefix}{number}.{name}.bias" in weights))
         bias = f"{parts.output.removesuffix('weight')}bias"
         for name in {parts.source, parts.target, parts.output, *parts.positions, *({bias} & weights.keys())}:
             _place(self, name, nn.Parameter(torch.empty_like(weights[name], dtype=torch.float32)))
         self.bias = bias if bias in weights else None
         longest = max(config.max_source_length, config.max_target_length) + config.position_offset
-        self.sinusoids = None if parts.positions else sinusoids(longest, config.d_model)
+        self.sinusoids = COMPUTED[parts.computed](longest, config.d_model) if parts.computed else None
         self.load_state_dict(dict(weights), strict=False)
+
+    def _norm(self, has_bias: bool) -> nn.Module:
+        config = self.config
+        if config.norm == "rms":
+            return nn.RMSNorm(config.d_model, config.norm_eps)
+        return nn.LayerNorm(config.d_model, config.norm_eps, bias=has_bias)
 
     def _layers(self) -> tuple[list[nn.Module], list[nn.Module]]:
         config = self.config
 
-        def layer(kind: Callable[..., nn.Module]) -> nn.Module:
+        def layer(kind: Callable[..., nn.Module], n_heads: int) -> nn.Module:
             return kind(
                 config.d_model,
-                config.n_heads,
+                n_heads,
                 config.d_ff,
                 0.0,
                 _ACTIVATIONS[config.activation],
@@ -65,8 +75,8 @@ class TorchReference(nn.Module):
             )
 
         return (
-            [layer(nn.TransformerEncoderLayer) for _ in range(config.n_encoder_layers)],
-            [layer(nn.TransformerDecoderLayer) for _ in range(config.n_decoder_layers)],
+            [layer(nn.TransformerEncoderLayer, config.n_encoder_heads or config.n_heads) for _ in range(config.n_encoder_layers)],
+            [layer(nn.TransformerDecoderLayer, config.n_heads) for _ in range(config.n_decoder_layers)],
         )
 
     def forward(self, src_ids: Tensor, tgt_ids: Tensor) -> Tensor:
@@ -86,6 +96,8 @@ class TorchReference(nn.Module):
     def _embedded(self, ids: Tensor, name: str, side: int) -> Tensor:
         config, table = self.config, self.get_parameter(name)
         positions = self.sinusoids
+        if positions is None and not self.parts.positions:
+            return F.embedding(ids, table) * config.embedding_scale
         if positions is None:
             positions = self.get_parameter(self.parts.positions[side]).reshape(-1, config.d_model)
         rows = positions.to(table)[config.position_offset : config.position_offset + ids.shape[1]]
