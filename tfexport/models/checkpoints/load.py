@@ -235,7 +235,8 @@ class Reading:
                 f"the weights in {self.path} are not those of its configuration: {'; '.join(problems)}. Check --family, "
                 "--config and that the file was saved completely."
             )
-        tokenizers, unused = self.tokenizers.replaced_by(given), ()
+        tokenizers = self.tokenizers.replaced_by(given)
+        unused: tuple[str, ...] = ()
         if not self.describes_text and self.family is not None:
             tokenizers, unused = with_template(self.family, {*self.fields, *self.hints}, tokenizers)
         odd = (*size_problems(tokenizers, config), *self._id_problems(tokenizers, given, config), *unused)
@@ -352,7 +353,7 @@ def _read_state_dict(path: Path, hints: Mapping[str, Any], chosen: Chosen) -> Re
             "complete."
         ) from error
     unsaid: tuple[str, ...] = ()
-    if not isinstance(chosen, str | None):
+    if fitted.is_own:
         fitted, said = _with_computed_positions(fitted, said)
         fields, unsaid = _own_fields(fitted, raw.weights, fields, said)
         fitted = replace(fitted, asked=tuple(dict.fromkeys((*fitted.asked, *unsaid))))
@@ -360,16 +361,14 @@ def _read_state_dict(path: Path, hints: Mapping[str, Any], chosen: Chosen) -> Re
         for name in fields.keys() & {"max_source_length", "max_target_length"}:
             fields[name] -= offset  # the file gives the rows of its tables
     nothing = Tokenizers(None, None)
-    return Reading(
-        path, raw.weights, fitted, fields, said, unclear, nothing, given, ignored=raw.ignored, unsaid=unsaid
-    )
+    return Reading(path, raw.weights, fitted, fields, said, unclear, nothing, given, ignored=raw.ignored, unsaid=unsaid)
 
 
 def _with_computed_positions(family: Family, said: Mapping[str, Any]) -> tuple[Family, dict[str, Any]]:
     """The family and the user's hints, with positions of a kind that only `--positions` names as a stored table."""
     kind = said.get("positions")
     refuse_positions(kind, ("rotary", "rope", "alibi"))
-    if kind == "sinusoidal" or kind not in COMPUTED:
+    if not isinstance(kind, str) or kind == "sinusoidal" or kind not in COMPUTED:
         return family, dict(said)
     return replace(family, computed_positions=COMPUTED[kind]), {**said, "positions": "stored"}
 

@@ -19,7 +19,6 @@ from tfexport.config import ModelConfig
 from tfexport.errors import CheckpointError
 from tfexport.models.families.names import NameTemplate, has_leading_zero
 
-
 SOURCE_ENDS = ("source_bos", "source_eos")
 """Fields that only sources of text need. If a family asks for them, a tokenizer with a template of its own answers."""
 
@@ -66,6 +65,9 @@ class Family:
     """Function that loads the weights, under their foreign names, into the module that they were trained in, for `tfexport
     probe`. The module maps `src_ids` [batch, src] and `tgt_ids` [batch, tgt], int64, padded with `pad_id`, to logits
     [batch, tgt, vocab]."""
+    is_own: bool = False
+    """Whether the family is of a user's family file. It may leave no arithmetic to the defaults of `ModelConfig`; set by
+    `read_family_file`."""
     reference_as_told: bool = False
     """Whether `reference` uses the user's hints about the file, so that it cannot detect wrong hints."""
 

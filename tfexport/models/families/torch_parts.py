@@ -198,7 +198,9 @@ def _is_contradicted(way: Roles, weights: Mapping[str, Tensor], given: Mapping[s
 
 def _is_supported(way: Roles, weights: Mapping[str, Tensor], given: Mapping[str, str]) -> bool:
     """Whether two embeddings are known to be those of source and target; any third matrix could have such a name."""
-    source, target, _ = way
+    source, target, output = way
+    if source != target == output and (_is_output(output) or _bias_of(output) in weights):
+        return True  # there is no other embedding than the source's
     if given.keys() & {"src_embedding", "tgt_embedding"} or _are_equal(weights[source], weights[target]):
         return True
     own = _words(source) - _words(target)

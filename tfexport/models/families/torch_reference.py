@@ -75,7 +75,10 @@ class TorchReference(nn.Module):
             )
 
         return (
-            [layer(nn.TransformerEncoderLayer, config.n_encoder_heads or config.n_heads) for _ in range(config.n_encoder_layers)],
+            [
+                layer(nn.TransformerEncoderLayer, config.n_encoder_heads or config.n_heads)
+                for _ in range(config.n_encoder_layers)
+            ],
             [layer(nn.TransformerDecoderLayer, config.n_heads) for _ in range(config.n_decoder_layers)],
         )
 

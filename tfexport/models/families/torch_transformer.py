@@ -165,8 +165,8 @@ def _not_rms(biased: list[str], bare: list[str]) -> str:
     if not bare:
         return f"{reason}. Leave out --norm."
     return (
-        f"{reason}, unlike {bare[0].removesuffix('.weight')}: a model with LayerNorm and RMSNorm is not computed. Give --norm "
-        "layer if the norms without a bias are LayerNorm too."
+        f"{reason}, unlike {bare[0].removesuffix('.weight')}: a model with LayerNorm and RMSNorm is not computed. "
+        "Give --norm layer if the norms without a bias are LayerNorm too."
     )
 
 
@@ -245,11 +245,16 @@ def _is_mask(name: str) -> bool:
 
 
 def _notes(parts: Parts, masks: list[str], told: Mapping[str, Any]) -> list[str]:
-    positions = ", ".join(dict.fromkeys(parts.positions)) or (f"computed, {parts.computed}" if parts.computed else "none")
+    positions = ", ".join(dict.fromkeys(parts.positions)) or (
+        f"computed, {parts.computed}" if parts.computed else "none"
+    )
     embeddings = parts.source if parts.source == parts.target else f"{parts.source} (source), {parts.target} (target)"
     notes = [
         f"embeddings: {embeddings}; output layer: {parts.output}; positions: {positions}",
-        *(["not in the file: norm_eps, which is PyTorch's 1e-05 unless --norm-eps says otherwise"] * ("norm_eps" not in told)),
+        *(
+            ["not in the file: norm_eps, which is PyTorch's 1e-05 unless --norm-eps says otherwise"]
+            * ("norm_eps" not in told)
+        ),
     ]
     return notes + [f"left out: {', '.join(masks)}: masks come from lengths"] * bool(masks)
 

@@ -1,4 +1,4 @@
-"""Weights that a file stores as several tensors, or in a form that no layer reads: weight norm, pruning, int8, sparse tensors.
+"""Weights that a file stores in parts, or in a form that no layer reads: weight norm, pruning, int8, sparse tensors.
 
 A weight is computed from its parts as torch computes it, with the same function. Other forms are refused by name, with what
 to save instead.
