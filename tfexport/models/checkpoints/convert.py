@@ -94,7 +94,7 @@ def _canonical(
 
 
 def shown_by_names(family: Family, weights: Mapping[str, Tensor], *, is_classifier: bool) -> dict[str, Any]:
-    """The `ModelConfig` fields that follow from the canonical names of a file's weights: biases, ties, norms and the gate."""
+    """The `ModelConfig` fields that follow from the canonical names of a file's weights: biases, ties, norms, the gate."""
     names = _canonical(family, *_used(family, weights))[0].keys()
 
     def has(name: str) -> bool:

@@ -2,8 +2,8 @@
 
     FAMILY = Family(name="my-model", about="...", renames={...}, signature=(...), read_config=...)
 
-`read_config` says all arithmetic that the canonical names do not show, such as `norm_first`; tfexport asks for what it leaves
-out. `FAMILIES` may hold several families, which are tried in order. A function `reference(weights, config)` returns the module
+`read_config` says all arithmetic that the canonical names do not show, such as `norm_first`; tfexport asks for the rest.
+`FAMILIES` may hold several families, which are tried in order. A function `reference(weights, config)` returns the module
 that the weights were trained in, for `tfexport probe` (see `Family.reference`). examples/my_family.py is a complete file.
 """
 

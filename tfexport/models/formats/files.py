@@ -83,7 +83,7 @@ def read_file(path: Path, *, unwrap: bool = True, picked: Picked = EVERYTHING) -
 def _with_dropped(content: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Tensor]:
     """The tensors under all names, also those that `safetensors.torch.save_model` dropped.
 
-    It stores a shared tensor under one name, and maps the others to it in the metadata. Other metadata are no names of tensors.
+    It stores a shared tensor under one name, and maps the others to it in the metadata. Other metadata name no tensors.
     """
     dropped = {name: kept for name, kept in metadata.items() if kept in content and name not in content}
     return {**content, **{name: content[kept] for name, kept in dropped.items()}}

@@ -407,5 +407,5 @@ def test_fields_that_a_family_asks_for_are_asked_once(family_file: Path, tmp_pat
     text = family_file.read_text().replace("FAMILY = Family(", 'FAMILY = Family(asked=("norm_first",),')
     family_file.write_text(text)
     hints = {**HINTS, **{name: value for name, value in SAID.items() if name != "norm_first"}}
-    with pytest.raises(TfexportError, match="does not contain norm_first. Give --norm-first"):
+    with pytest.raises(TfexportError, match=r"does not contain norm_first\. Give --norm-first"):
         load_checkpoint(tmp_path / "model.pt", hints, family=read_family_file(family_file))
