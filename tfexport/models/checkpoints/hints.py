@@ -123,7 +123,7 @@ _WRITTEN = {
 }
 """What a family file writes for the arithmetic that no weight shows."""
 ARITHMETIC = tuple(name for name in _WRITTEN if name not in SOURCE_ENDS)
-"""Fields that neither a file nor the canonical names of its weights show. Heads, special ids and `SOURCE_ENDS` are others."""
+"""Fields that neither a file nor the canonical names of its weights show, beside heads, special ids and `SOURCE_ENDS`."""
 
 
 def _said(name: str, value: object) -> str:

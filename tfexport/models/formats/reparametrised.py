@@ -18,6 +18,7 @@ from tfexport.errors import CheckpointError
 from tfexport.models.formats.pickles import InertObject
 
 _PARAMETRIZED = re.compile(r"(?P<layer>.*)\bparametrizations\.(?P<name>\w+)\.(?P<part>.+)")
+_NORMED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _QUANTIZED = re.compile(r"(.*?)\b_packed_params(\..+)?")
 
 
@@ -86,12 +87,18 @@ def _normed(path: Path, name: str, magnitude: Tensor, direction: Tensor) -> Tens
     for dim, size in enumerate(direction.shape):
         shapes[dim] = torch.Size(size if axis == dim else 1 for axis in range(direction.dim()))
     fitting = [dim for dim, shape in shapes.items() if shape == magnitude.shape]
-    if not fitting or not direction.is_floating_point() or direction.dtype != magnitude.dtype:
+    # Other shapes and types could stop the process: torch's function does not check them.
+    are_plain = (
+        direction.dtype == magnitude.dtype
+        and direction.dtype in _NORMED
+        and min(direction.numel(), direction.dim()) > 0
+    )
+    if not fitting or not are_plain:
         raise CheckpointError(
             f"{path} has two parts of {name}, {list(magnitude.shape)} and {list(direction.shape)}, which are not those of "
             "torch.nn.utils.weight_norm. Save the weight itself: remove the parametrization first."
         )
-    return torch._weight_norm(direction, magnitude, fitting[0])
+    return torch._weight_norm(direction.contiguous(), magnitude.contiguous(), fitting[0])
 
 
 def _refusal(path: Path, weight: str, kind: str, remedy: str) -> str:

@@ -27,6 +27,7 @@ from tfexport.models.checkpoints.user_family import read_family_file
 from tfexport.models.formats.native import Tokenizers
 from tfexport.runtimes import load_runtime
 from tfexport.text.tokenizers import word_tokenizer
+from tfexport.verification.probe import probe
 
 pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 
@@ -409,3 +410,35 @@ def test_fields_that_a_family_asks_for_are_asked_once(family_file: Path, tmp_pat
     hints = {**HINTS, **{name: value for name, value in SAID.items() if name != "norm_first"}}
     with pytest.raises(TfexportError, match=r"does not contain norm_first\. Give --norm-first"):
         load_checkpoint(tmp_path / "model.pt", hints, family=read_family_file(family_file))
+
+
+# --- afterwards
+
+
+def test_a_bundle_with_a_template_is_the_checkpoint_s(own: nn.Module, tmp_path: Path, run: Any) -> None:
+    """`parity` reads the checkpoint again, with the vocabulary that the manifest names."""
+    del own
+    translated(tmp_path, src_vocab=vocabulary(tmp_path / "tokenizer.json", "$A", "<eos>"))
+    compared = run("parity", tmp_path / "bundle", "--checkpoint", tmp_path / "model.pt")
+    assert compared.code == 0, compared.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "hints"),
+    [
+        ("tutorial", rms_norms, {"norm": "rms", "norm_eps": 1e-6}),
+        ("shared", rms_norms, {"norm": "rms", "norm_eps": 1e-6}),
+        (
+            "tutorial",
+            lambda model: setattr(model, "positional_encoding", Computed(D / 2)),
+            {"positions": "sinusoidal-halves", "max_source_length": LENGTH, "max_target_length": LENGTH},
+        ),
+    ],
+)
+def test_probe_builds_the_layers_that_the_user_says(
+    name: str, change: Callable[[Any], None], hints: dict[str, Any], tmp_path: Path
+) -> None:
+    torch.save(made(name, change).state_dict(), tmp_path / "model.pt")
+    probed = probe(tmp_path / "model.pt", hints_of(name, **hints))
+    assert probed.passed, [check for check in probed.checks if check.passed is False]
+    assert "torch.nn" in {check.name for check in probed.checks}

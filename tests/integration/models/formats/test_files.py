@@ -400,3 +400,17 @@ def test_what_is_no_checkpoint_at_all_is_told(read: Callable[..., Checkpoint], c
 def test_safetensors_are_known_by_their_content(tmp_path: Path) -> None:
     save_file(weights_of("tutorial"), tmp_path / "ckpt.pt")
     assert load_checkpoint(tmp_path / "ckpt.pt", HINTS).family == "tutorial"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.float8_e4m3fn, torch.complex64])
+@pytest.mark.parametrize("direction", [(), (0, 3), (3, 0), (3, 4), (2, 3, 4)])
+@pytest.mark.parametrize("magnitude", [(), (1,), (3, 1), (1, 4), (3, 4), (0, 1), (2, 1, 1), (1, 3, 1)])
+def test_parts_of_any_shape_and_type_stop_nothing(
+    load: Callable[..., Checkpoint], dtype: torch.dtype, direction: tuple[int, ...], magnitude: tuple[int, ...]
+) -> None:
+    """torch's own function ends the process for some."""
+    layer = "decoder.fc_out."
+    weights = {name: tensor for name, tensor in weights_of("tutorial").items() if name != f"{layer}weight"}
+    parts = {"weight_g": magnitude, "weight_v": direction}
+    weights |= {f"{layer}{part}": torch.ones(shape).to(dtype) for part, shape in parts.items()}
+    assert "decoder.fc_out.weight" in refused(load, weights)
