@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tfexport.bundle.reader import file_sha256
 from tfexport.config import ModelConfig
+from tfexport.confirmation import Confirmation
 from tfexport.errors import CheckpointError, ConfigError
-from tfexport.models.checkpoints.confirmation import Confirmation
 from tfexport.models.checkpoints.convert import convert, differently_shaped, tie
 from tfexport.models.checkpoints.hints import (
     ALWAYS,
@@ -30,6 +30,7 @@ from tfexport.models.checkpoints.hints import (
     unsplit,
 )
 from tfexport.models.checkpoints.recognise import FAMILIES, NATIVE, Chosen, family_of, refuse_leading_zeros
+from tfexport.models.checkpoints.unconfirmed import Known
 from tfexport.models.families.family import Family
 from tfexport.models.formats import native
 from tfexport.models.formats.files import read_file
@@ -129,6 +130,8 @@ class Inspection:
     notes: tuple[str, ...]
     ignored: tuple[str, ...] = ()
     """The names of tensors that the user said belong to no layer."""
+    confirmation: Confirmation = field(default_factory=Confirmation)
+    """Who confirms the known fields."""
 
 
 def load_checkpoint(
@@ -199,6 +202,8 @@ class Reading:
     """Names of tensors that belong to no layer, according to the user."""
     generation: Mapping[str, Any] | None = None
     """Default search options of the model's library, from `generation_config.json`."""
+    defaults: tuple[str, ...] = ()
+    """Those of `fields` that a toolkit assumes because its checkpoint lacks them."""
 
     def telling(self, given: Tokenizers | None) -> Tokenizers:
         """The tokenizers that define the model's special tokens."""
@@ -208,6 +213,18 @@ class Reading:
         """Notes for a user who gives these vocabularies."""
         absent = (note for side, note in self.absent.items() if given is None or getattr(given, side) is None)
         return (*dict.fromkeys(absent), *(self.family.notes if self.family else ()))
+
+    def _confirmation(self, settings: Mapping[str, Any], tokenizers: Tokenizers) -> Confirmation:
+        """Who confirms these `ModelConfig` fields."""
+        known = Known(
+            self.family,
+            self.fields,
+            self.defaults,
+            self.hints,
+            parted(self.family, picked_of(self.given)[1])[1],
+            self.describes_text or self.family is None,
+        )
+        return known.confirmation(settings, self.weights, tokenizers)
 
     def _id_problems(self, used: Tokenizers, given: Tokenizers | None, config: ModelConfig) -> Iterable[str]:
         if not self.describes_text:
@@ -249,18 +266,21 @@ class Reading:
             },
             ignored=self.ignored,
             generation=self.generation,
+            confirmation=self._confirmation(config.to_dict(), tokenizers),
         )
 
     def inspection(self, given: Tokenizers | None = None) -> Inspection:
         """The description of the checkpoint; see `inspect_checkpoint`."""
         fields, missing = complete(self.family, self.fields, self.hints, self.telling(given))
         problems: list[str] = []
+        settings: dict[str, Any] = fields
         if not self.unclear:
             # Few shapes depend on a field that a file cannot contain, so any value is good enough to check the others.
             stand_ins = {"n_heads": 1, "embedding_scale": 1.0, "activation": "relu", "norm_first": False}
             stand_ins |= {"max_source_length": 1, "max_target_length": 1}
             stood_in = {name: stand_ins.get(name, 0) for name in missing}
             config = ModelConfig.from_dict({**fields, **stood_in}, where=str(self.path))
+            settings = {name: value for name, value in config.to_dict().items() if name not in missing}
             other = config.replace(n_heads=2 if config.d_head else config.d_model) if "n_heads" in missing else config
             problems = convert(self.family, self.weights, config, unknown=differently_shaped(config, other))[1]
         tokenizers = self.tokenizers.replaced_by(given)
@@ -275,6 +295,7 @@ class Reading:
             vocabulary=tokenizers.source is not None or tokenizers.target is not None,
             notes=(*self.notes(given), *unsplit(tokenizers)),
             ignored=self.ignored,
+            confirmation=self._confirmation(settings, tokenizers),
         )
 
 
@@ -314,6 +335,7 @@ def read_checkpoint(
         absent=found.absent,
         ignored=ignored,
         generation=found.generation,
+        defaults=found.assumed,
     )
 
 
