@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tfexport.bundle.reader import file_sha256
 from tfexport.config import ModelConfig
+from tfexport.confirmation import Confirmation
 from tfexport.errors import CheckpointError, ConfigError
-from tfexport.models.checkpoints.confirmation import Confirmation
 from tfexport.models.checkpoints.convert import convert, differently_shaped, shown_by_names, tie
 from tfexport.models.checkpoints.hints import (
     ALWAYS,
@@ -32,6 +32,7 @@ from tfexport.models.checkpoints.hints import (
     with_template,
 )
 from tfexport.models.checkpoints.recognise import FAMILIES, NATIVE, Chosen, family_of, refuse_leading_zeros
+from tfexport.models.checkpoints.unconfirmed import Known
 from tfexport.models.families.family import SOURCE_ENDS, Family
 from tfexport.models.families.torch_parts import refuse_positions
 from tfexport.models.formats import native
@@ -133,6 +134,8 @@ class Inspection:
     notes: tuple[str, ...]
     ignored: tuple[str, ...] = ()
     """The names of tensors that the user said belong to no layer."""
+    confirmation: Confirmation = field(default_factory=Confirmation)
+    """Who confirms the known fields."""
 
 
 def load_checkpoint(
@@ -205,6 +208,8 @@ class Reading:
     """Default search options of the model's library, from `generation_config.json`."""
     unsaid: tuple[str, ...] = ()
     """Fields that the user's own family file should say and does not."""
+    defaults: tuple[str, ...] = ()
+    """Those of `fields` that a toolkit assumes because its checkpoint lacks them."""
 
     def telling(self, given: Tokenizers | None) -> Tokenizers:
         """The tokenizers that define the model's special tokens."""
@@ -214,6 +219,18 @@ class Reading:
         """Notes for a user who gives these vocabularies."""
         absent = (note for side, note in self.absent.items() if given is None or getattr(given, side) is None)
         return (*dict.fromkeys(absent), *(self.family.notes if self.family else ()))
+
+    def _confirmation(self, settings: Mapping[str, Any], tokenizers: Tokenizers) -> Confirmation:
+        """Who confirms these `ModelConfig` fields."""
+        known = Known(
+            self.family,
+            self.fields,
+            self.defaults,
+            self.hints,
+            parted(self.family, picked_of(self.given)[1])[1],
+            self.describes_text or self.family is None,
+        )
+        return known.confirmation(settings, self.weights, tokenizers)
 
     def _id_problems(self, used: Tokenizers, given: Tokenizers | None, config: ModelConfig) -> Iterable[str]:
         if not self.describes_text:
@@ -262,12 +279,14 @@ class Reading:
             },
             ignored=self.ignored,
             generation=self.generation,
+            confirmation=self._confirmation(config.to_dict(), tokenizers),
         )
 
     def inspection(self, given: Tokenizers | None = None) -> Inspection:
         """The description of the checkpoint; see `inspect_checkpoint`."""
         fields, missing = complete(self.family, self.fields, self.hints, self.telling(given))
         problems: list[str] = []
+        settings: dict[str, Any] = fields
         if not self.unclear:
             # Few shapes depend on a field that a file cannot contain, so any value is good enough to check the others.
             stand_ins = {"n_heads": 1, "embedding_scale": 1.0, "activation": "relu", "norm_first": False}
@@ -277,6 +296,7 @@ class Reading:
             if "n_heads" in missing:  # the encoder's heads need not divide those that stand in
                 stood_in["n_encoder_heads"] = 0
             config = ModelConfig.from_dict({**fields, **stood_in}, where=str(self.path))
+            settings = {name: value for name, value in config.to_dict().items() if name not in missing}
             other = config.replace(n_heads=2 if config.d_head else config.d_model) if "n_heads" in missing else config
             problems = convert(self.family, self.weights, config, unknown=differently_shaped(config, other))[1]
         tokenizers = self.tokenizers.replaced_by(given)
@@ -291,6 +311,7 @@ class Reading:
             vocabulary=tokenizers.source is not None or tokenizers.target is not None,
             notes=(*self.notes(given), *unsplit(tokenizers)),
             ignored=self.ignored,
+            confirmation=self._confirmation(settings, tokenizers),
         )
 
 
@@ -330,6 +351,7 @@ def read_checkpoint(
         absent=found.absent,
         ignored=ignored,
         generation=found.generation,
+        defaults=found.assumed,
     )
 
 

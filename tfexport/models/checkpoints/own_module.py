@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from tfexport.bundle.reader import file_sha256
 from tfexport.config import ModelConfig
+from tfexport.confirmation import Confirmation
 from tfexport.errors import CheckpointError, ConfigError
-from tfexport.models.checkpoints.confirmation import Confirmation
 from tfexport.models.checkpoints.convert import tie, unshared
 from tfexport.models.checkpoints.hints import (
     PARTS,
