@@ -38,6 +38,7 @@ from tfexport.models.families.torch_parts import refuse_positions
 from tfexport.models.formats import native
 from tfexport.models.formats.files import read_file
 from tfexport.models.formats.native import Tokenizers
+from tfexport.models.formats.reparametrised import whole_weights
 from tfexport.models.model import Model, build_model
 from tfexport.models.positions import COMPUTED
 from tfexport.models.toolkits import ctranslate2, fairseq, hugging_face, joeynmt, marian, opennmt
@@ -358,19 +359,20 @@ def read_checkpoint(
 def _read_state_dict(path: Path, hints: Mapping[str, Any], chosen: Chosen) -> Reading:
     picked, about = picked_of(hints)
     raw, given = read_file(path, picked=picked), dict(hints)
+    weights = whole_weights(path, raw.weights)
     if native.is_native(raw.metadata):
         if chosen not in (None, NATIVE):
             raise CheckpointError(f"{path} is of the family {NATIVE}, not {_name(chosen)}. Leave out --family.")
         config, tokenizers = native.read_description(path, raw.metadata)
         said = parted(None, about)[0]
         check_told(path, config.to_dict(), said)
-        return Reading(path, raw.weights, None, config.to_dict(), said, {}, tokenizers, given, ignored=raw.ignored)
-    found = family_of(path, raw.weights, chosen)
-    refuse_leading_zeros(path, raw.weights, found)
+        return Reading(path, weights, None, config.to_dict(), said, {}, tokenizers, given, ignored=raw.ignored)
+    found = family_of(path, weights, chosen)
+    refuse_leading_zeros(path, weights, found)
     said, parts = parted(found, about)
-    fitted, unclear = found.fit(raw.weights, {**said, **parts})
+    fitted, unclear = found.fit(weights, {**said, **parts})
     try:
-        fields = fitted.read_config(raw.weights)
+        fields = fitted.read_config(weights)
     except (KeyError, ValueError, IndexError) as error:
         raise CheckpointError(
             f"a weight of {path} from which the sizes are read is missing or misshapen: {error}. Check that the file is "
@@ -379,13 +381,13 @@ def _read_state_dict(path: Path, hints: Mapping[str, Any], chosen: Chosen) -> Re
     unsaid: tuple[str, ...] = ()
     if fitted.is_own:
         fitted, said = _with_computed_positions(fitted, said)
-        fields, unsaid = _own_fields(fitted, raw.weights, fields, said)
+        fields, unsaid = _own_fields(fitted, weights, fields, said)
         fitted = replace(fitted, asked=tuple(dict.fromkeys((*fitted.asked, *unsaid))))
     if isinstance(offset := said.get("position_offset"), int) and "position_offset" not in fields:
         for name in fields.keys() & {"max_source_length", "max_target_length"}:
             fields[name] -= offset  # the file gives the rows of its tables
     nothing = Tokenizers(None, None)
-    return Reading(path, raw.weights, fitted, fields, said, unclear, nothing, given, ignored=raw.ignored, unsaid=unsaid)
+    return Reading(path, weights, fitted, fields, said, unclear, nothing, given, ignored=raw.ignored, unsaid=unsaid)
 
 
 def _with_computed_positions(family: Family, said: Mapping[str, Any]) -> tuple[Family, dict[str, Any]]:
