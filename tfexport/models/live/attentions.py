@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from tfexport.models.live.errors import NotCanonical
-from tfexport.models.live.fits import LEAST_READ, affine, is_close, score_factor
+from tfexport.models.live.fits import affine, is_close, score_factor
 from tfexport.models.live.products import Graph, Product
 from tfexport.models.live.sublayers import Head, Scaled, Sublayer, added_bias, columns_of, head_of, plus
-from tfexport.models.live.tape import Node, constants_in, parents_of, values_of
+from tfexport.models.live.tape import Input, Node, constants_in, element_of, parents_of, values_of
+
+LEAST_MASK = 1000.0
+"""Scores that are so far below the largest are masked. Additive masks are -10000 or lower, and random scores above -500."""
 
 
 def read_attentions(graph: Graph, last: Product) -> list[Sublayer]:
@@ -66,16 +70,16 @@ def _attention(graph: Graph, output: Product, pairs: Sequence[tuple[Node, Node]]
     heads: dict[str, list[Head]] = {"query": [], "key": [], "value": []}
     factors, mixed = [], []
     for softmax, mixing in pairs:
-        weights, left, right = _scores(graph, softmax)
-        queries, keys = _heads(graph, left), _heads(graph, right)
-        values = _values(graph, softmax, mixing)
+        weights = _scores(graph, softmax)
+        queries, keys = _heads(graph, weights.left), _heads(graph, weights.right)
+        values, sums = _mixing(graph, softmax, mixing, weights)
         heads["query"] += queries
         heads["key"] += keys
         heads["value"] += values
-        if not len(queries) == len(keys) == len(values) == len(weights):
+        if not len(queries) == len(keys) == len(values) == len(weights.values):
             raise NotCanonical("an attention whose queries and keys have other numbers of heads", softmax.place)
-        for weight, query, key in zip(weights, queries, keys, strict=True):
-            _check_reads(weight, softmax)
+        for weight, hidden, query, key in zip(weights.values, weights.hidden, queries, keys, strict=True):
+            _check_hidden(hidden, softmax)
             factor = score_factor(weight, query.values @ key.values.T)
             if factor is None:
                 raise NotCanonical(
@@ -84,7 +88,7 @@ def _attention(graph: Graph, output: Product, pairs: Sequence[tuple[Node, Node]]
                     softmax.place,
                 )
             factors.append(factor)
-        mixed += [*mixing.origin.reshape(len(weights), -1, mixing.value.shape[-1])]
+        mixed += [*sums]
     if max(factors) - min(factors) > 1e-9 * abs(factors[0]):
         raise NotCanonical("heads with different factors of their scores", pairs[0][0].place)
     n_heads, head_dim = len(factors), heads["query"][0].values.shape[1]
@@ -133,43 +137,91 @@ def _widened_heads(rows: Tensor, size: int, wanted: int) -> Tensor:
     return torch.cat([heads, zeros], 1).flatten(0, 1)
 
 
-def _scores(graph: Graph, softmax: Node) -> tuple[Tensor, Tensor, Tensor]:
-    """The attention weights [heads, queries, keys], and the origins of queries and keys [heads, length, head_dim]."""
+@dataclass(frozen=True)
+class _Weights:
+    """The weights of an attention, in the order of the product of its queries and keys."""
+
+    values: Tensor
+    """[heads, queries, keys]"""
+    hidden: Tensor
+    """Whether a mask hides a key, [heads, queries, keys]."""
+    left: Tensor
+    """Origins of the queries [heads, queries, head_dim]."""
+    right: Tensor
+    """Origins of the keys [heads, keys, head_dim]."""
+    places: Tensor
+    """Where `values` has each element of the softmax's result, [elements]."""
+
+
+def _scores(graph: Graph, softmax: Node) -> _Weights:
+    """The weights of a softmax. Its axes may have any order, as in `einsum("ibhd,jbhd->ijbh")`."""
     (given,) = softmax.active
-    weights, origin = softmax.value, given.origin
-    assert origin is not None
-    if isinstance(dim := softmax.args[1], int) and dim % weights.dim() == weights.dim() - 2:
-        weights, origin = weights.mT, origin.mT
-    weights = weights.reshape(-1, *weights.shape[-2:])
-    origin = graph.back(origin, ("matmul",)).reshape(weights.shape)
+    assert given.origin is not None
+    origin = graph.back(given.origin, ("matmul",))
     parents = parents_of(origin)
     if len(parents) != 1:
         raise NotCanonical("scores of several products are joined before their softmax", softmax.place)
     node = graph.nodes[parents.pop()]
-    left, right = (given.origin.reshape(-1, *given.origin.shape[-2:]) for given in node.active)  # type: ignore[union-attr]
-    own = node.origin.reshape(-1, *node.value.shape[-2:])
-    if torch.equal(origin, own):
-        return weights, left, right.mT
-    if own.mT.shape == origin.shape and torch.equal(origin, own.mT):
-        return weights, right.mT, left
-    raise NotCanonical("scores are moved between their product and their softmax", softmax.place)
+    left, right = (operand.origin.reshape(-1, *operand.origin.shape[-2:]) for operand in node.active)  # type: ignore[union-attr]
+    places = element_of(origin).flatten()
+    if len(places) != node.value.numel() or not torch.equal(places.sort().values, torch.arange(len(places))):
+        raise NotCanonical("scores are left out or repeated before their softmax", softmax.place)
+    shape = len(left), left.shape[1], right.shape[2]
+
+    def in_order(tensor: Tensor) -> Tensor:
+        ordered = torch.empty(len(places), dtype=tensor.dtype)
+        ordered[places] = tensor.flatten()
+        return ordered.view(shape)
+
+    values, scores = in_order(softmax.value), in_order(given.value)
+    queries, keys = left, right.mT
+    if not is_close(values.sum(-1), torch.ones(shape[:2])):  # the product has keys in its rows
+        values, scores = values.mT, scores.mT
+        head, within = places // (shape[1] * shape[2]), places % (shape[1] * shape[2])
+        places = head * (shape[1] * shape[2]) + within % shape[2] * shape[1] + within // shape[2]
+        queries, keys = keys, queries
+    if not is_close(values.sum(-1), torch.ones(values.shape[:2])):
+        raise NotCanonical("a softmax over another axis than that of the keys", softmax.place)
+    hidden = scores < scores.amax(-1, keepdim=True) - LEAST_MASK
+    return _Weights(values, hidden, queries, keys, places)
 
 
-def _values(graph: Graph, softmax: Node, mixing: Node) -> list[Head]:
-    """The values that the weights of a softmax multiply."""
+def _mixing(graph: Graph, softmax: Node, mixing: Node, weights: _Weights) -> tuple[list[Head], Tensor]:
+    """The values that the weights of a softmax multiply, and the origins of the sums, for each head in their order."""
+    heads, queries, keys = weights.values.shape
+    sums = mixing.origin.reshape(-1, *mixing.value.shape[-2:])
     left, right = mixing.active
+    if _comes_from(graph, right, softmax) and not _comes_from(graph, left, softmax):  # the transposed product
+        left, right, sums = _transposed(right), _transposed(left), sums.mT
     assert left.origin is not None
     assert right.origin is not None
     try:
         origin = graph.back(left.origin, ("softmax",))
     except NotCanonical:
-        raise NotCanonical("values are multiplied from the left of the weights", mixing.place) from None
-    weights = softmax.value.reshape(-1, *softmax.value.shape[-2:])
-    if not torch.equal(origin.reshape(weights.shape), softmax.origin.reshape(weights.shape)) or not is_close(
-        left.value.reshape(weights.shape), weights
-    ):
+        raise NotCanonical("attention weights are changed after their softmax", mixing.place) from None
+    places = weights.places[element_of(origin)].reshape(-1, queries, keys)
+    order = places[:, 0, 0] // (queries * keys)
+    expected = torch.arange(heads * queries * keys).view(heads, queries, keys)
+    if len(order) != heads or not torch.equal(places, expected[order]):
+        raise NotCanonical("attention weights are moved after their softmax", mixing.place)
+    if not is_close(left.value.reshape(places.shape), weights.values[order]):
         raise NotCanonical("attention weights are changed after their softmax", mixing.place)
-    return _heads(graph, right.origin.reshape(-1, *right.origin.shape[-2:]))
+    values, back = right.origin.reshape(-1, *right.origin.shape[-2:]), order.argsort()
+    return _heads(graph, values[back]), sums[back]
+
+
+def _comes_from(graph: Graph, given: Input, softmax: Node) -> bool:
+    """Whether an operand is the result of a softmax."""
+    assert given.origin is not None
+    try:
+        return parents_of(graph.back(given.origin, ("softmax",))) == {softmax.index}
+    except NotCanonical:
+        return False
+
+
+def _transposed(given: Input) -> Input:
+    assert given.origin is not None
+    return replace(given, value=given.value.mT, origin=given.origin.mT)
 
 
 def _heads(graph: Graph, origins: Tensor) -> list[Head]:
@@ -177,13 +229,12 @@ def _heads(graph: Graph, origins: Tensor) -> list[Head]:
     return [head_of(graph, origin) for origin in origins]
 
 
-def _check_reads(weights: Tensor, softmax: Node) -> None:
+def _check_hidden(hidden: Tensor, softmax: Node) -> None:
     """Every query reads all keys, or all keys up to itself."""
-    is_read = weights > LEAST_READ
-    expected = torch.ones_like(is_read)
-    if not bool(is_read.all()) and weights.shape[0] == weights.shape[1]:
-        expected = expected.tril()
-    if not torch.equal(is_read, expected):
+    expected = torch.zeros_like(hidden)
+    if bool(hidden.any()) and hidden.shape[0] == hidden.shape[1]:
+        expected = torch.ones_like(hidden).triu(1)
+    if not torch.equal(hidden, expected):
         raise NotCanonical(
             "an attention that does not read all earlier tokens, such as one over a window", softmax.place
         )

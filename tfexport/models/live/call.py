@@ -265,8 +265,8 @@ def _logits(module: nn.Module, run: Callable[[], Any], shape: tuple[int, ...], v
     if result.shape[-1] != vocab:
         children = [child for child in module.children() if any(True for _ in child.parameters())]
         idle = [child for child in children if not any(id(part) in ran for part in child.modules())]
-        # An embedding that did not run may be read by its matrix alone.
-        if len(idle) == 1 and not isinstance(idle[0], nn.ModuleList | nn.Embedding):
+        # An embedding that did not run may be read by its matrix alone. Lists of parameters or modules never run.
+        if len(idle) == 1 and type(idle[0]).forward is not nn.Module.forward and not isinstance(idle[0], nn.Embedding):
             result = idle[0](result)
     return result.view(*shape, -1) if result.dim() == 2 and len(result) == math.prod(shape) else result
 

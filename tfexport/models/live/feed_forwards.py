@@ -34,6 +34,9 @@ def read_feed_forwards(graph: Graph, products: Sequence[Product]) -> list[Sublay
             for done in (product, *hidden):
                 left.pop(done.index)
     if left:
+        for product in left.values():
+            if {end.kind for end in graph.between(product.origin).ends} == {"lookup"}:
+                raise NotCanonical("embeddings that are multiplied by a matrix (ALBERT's factors)", product.node.place)
         place = next(iter(left.values())).node.place
         what = "a product with a weight that belongs to" if len(left) == 1 else f"{len(left)} products that belong to"
         raise NotCanonical(f"{what} no attention, feed-forward or output projection", place)

@@ -10,10 +10,14 @@ from torch import Tensor, nn
 
 from tfexport.config import Side
 from tfexport.models.live.errors import NotCanonical
+from tfexport.models.live.fits import is_close
 from tfexport.models.live.ids import Ids
 from tfexport.models.live.origins import Piece, Tags
 from tfexport.models.live.streams import Embedding, rows_of
 from tfexport.models.live.tape import Call, record_steps
+
+SHORT = 7
+"""Length of a sequence whose positions must be the first ones of a longer one."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +80,15 @@ def position_table(
         return table if embedding.factor == 1.0 else table.double() * embedding.factor
     if bool((embedding.positions == 0).all()):
         return None
-    long = ids.random(side, (1, length), 9)
-    node = record_steps(call, *ids.with_other_side(side, long), side, embedding.step + 1)[-1]
+    added, beginning = (_added(call, side, embedding, size, ids) for size in (length, min(length, SHORT)))
+    if added is None or beginning is None or not is_close(added[: len(beginning)], beginning):
+        raise NotCanonical("positions depend on the length of the sequence", embedding.node.place)
+    return added
+
+
+def _added(call: Call, side: Side, embedding: Embedding, length: int, ids: Ids) -> Tensor | None:
+    """What a stack adds to the embeddings of so many tokens [length, d_model], with the parameters as they are now."""
+    tokens = ids.random(side, (1, length), 9)
+    node = record_steps(call, *ids.with_other_side(side, tokens), side, embedding.step + 1)[-1]
     states = rows_of(node.value, embedding.values.shape[1])
-    if states is not None and len(states) == length:
-        table = states - embedding.scale * embedding.table[long[0]]
-        beginning = embedding.positions[:length]
-        if (table[: len(beginning)] - beginning).abs().max() < 1e-9:
-            return table
-    raise NotCanonical("positions depend on the length of the sequence", node.place)
+    return None if states is None or len(states) != length else states - embedding.scale * embedding.table[tokens[0]]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from tfexport.models.live.errors import NotCanonical
 from tfexport.models.live.ids import Ids
 from tfexport.models.live.products import SOFTMAXES
 from tfexport.models.live.structure import Structure
-from tfexport.models.live.tape import plain_operations, record_steps, record_until
+from tfexport.models.live.tape import Node, plain_operations, record_steps, record_until
 from tfexport.models.model import empty_model
 from tfexport.models.positions import PositionTable
 from tfexport.models.transformer import Transformer
@@ -180,14 +181,16 @@ def _compare_ids(
         pair = ids.with_other_side(side, batch)
         if masks:
             steps = record_until(call.call, *pair, side, lambda node: node.op in SOFTMAXES)
-            _check_masks(steps[-1].value, batch, side)
+            _check_masks(steps[-1], batch, side)
         else:
             steps = record_steps(call.call, *pair, side, step + 1)
         ours, value = _embedded(model, side, batch), steps[step].value
-        theirs = value.transpose(0, 1) if value.shape != ours.shape and value.dim() == 3 else value
-        if theirs.shape != ours.shape:
+        orders = [value.permute(order) for order in permutations(range(value.dim()))]
+        theirs = [states for states in orders if states.shape == ours.shape]
+        if not theirs:
             raise Difference(f"the operations on the ids of the {side} depend on the size of the batch")
-        wrong = ((theirs - ours).abs() > TOLERANCE * (1 + theirs.abs().max())).any(-1)
+        differences = ((states - ours).abs() > TOLERANCE * (1 + states.abs().max()) for states in theirs)
+        wrong = min(differences, key=lambda difference: int(difference.sum())).any(-1)
         if bool(wrong.any()):
             raise Difference(f"the embedding of id {int(batch[wrong][0])} of the {side} differs")
 
@@ -203,10 +206,19 @@ def _embedded(model: Transformer, side: Side, batch: Tensor) -> Tensor:
         return states
 
 
-def _check_masks(weights: Tensor, batch: Tensor, side: Side) -> None:
-    """Raise Difference if attention weights [.., queries, keys] hide an id of a batch, or do not hide later targets."""
-    is_read = weights.reshape(len(batch), -1, *weights.shape[-2:]) > 0
-    expected = torch.ones_like(is_read) if side == "encoder" else torch.ones_like(is_read).tril()
-    if not torch.equal(is_read, expected):
-        row, _, _, key = (is_read != expected).nonzero()[0].tolist()
-        raise Difference(f"an attention hides id {int(batch[row, key])} of the {side}, or reads what it should not")
+def _check_masks(softmax: Node, batch: Tensor, side: Side) -> None:
+    """Raise Difference if attention weights hide an id of a batch [rows, length], or do not hide later targets."""
+    rows, length = batch.shape
+    weights = softmax.value.movedim(softmax.args[1], -1)  # keys; heads, sequences and queries have any order
+    axes = [axis for axis in reversed(range(weights.dim() - 1)) if weights.shape[axis] == length]
+    orders = [weights.movedim(axis, -2).reshape(-1, length, length) > 0 for axis in axes]
+    expected = torch.ones(length, length, dtype=torch.bool)
+    if side == "decoder":
+        expected = expected.tril()
+    if any(bool((is_read == expected).all()) for is_read in orders):
+        return
+    hides = "an attention hides a token"
+    if orders and len(orders[0]) % rows == 0:
+        first, _, key = (orders[0] != expected).nonzero()[0].tolist()
+        hides = f"an attention hides id {int(batch[first // (len(orders[0]) // rows), key])}"
+    raise Difference(f"{hides} of the {side}, or reads what it should not")

@@ -8,6 +8,7 @@ the checkpoint's own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -169,7 +170,8 @@ class _Reading:
         """
         again = self._read(self.ids)
         for name, value in again.fields.items():
-            if value != (before := self.structure.fields[name]):
+            before = self.structure.fields[name]
+            if not (math.isclose(value, before, rel_tol=1e-9) if isinstance(value, float) else value == before):
                 about = f"{name} is {before} with random parameters, and {value} with the file's"
                 raise NotCanonical(f"the arithmetic depends on the parameters: {about}")
         return again

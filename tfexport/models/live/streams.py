@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -145,17 +145,15 @@ class _Reader:
 
     def read(self, sublayer: Sublayer, name: str, after: Product, *, is_first: bool, is_last: bool) -> None:
         """Follow the stream over a sublayer, and name its norm."""
+        if is_first:
+            self._begin(sublayer, after)
         norm = self._norm_before(sublayer)
         if is_first:
-            normed, self.stack.norm_first = sublayer.first.states, norm is not None
-            total, is_of_norm = self._sum(sublayer, after, normed if norm is not None else None)
-            if is_of_norm:  # the stream begins after the norm: it is one of the embeddings
-                self.stack.embedding_norm, self.stack.norm_first = norm, False
-        else:
-            if (norm is not None) != self.stack.norm_first:
-                what = "after a norm, others read sums" if norm is not None else "without a norm"
-                raise NotCanonical(f"a sublayer reads the residual stream {what}", sublayer.place)
-            total, _ = self._sum(sublayer, after, None)
+            self.stack.norm_first = norm is not None
+        elif (norm is not None) != self.stack.norm_first:
+            what = "after a norm, others read sums" if norm is not None else "without a norm"
+            raise NotCanonical(f"a sublayer reads the residual stream {what}", sublayer.place)
+        total = self._sum(sublayer, after)
         self.state, self.index = rows_of(total.value, self.d_model), total.index  # type: ignore[assignment]
         if self.stack.norm_first:
             assert norm is not None
@@ -188,30 +186,45 @@ class _Reader:
                 return norm
         return fit_norm(states, values, constants_in(nodes), nodes[-1].place if nodes else "")
 
-    def _sum(self, sublayer: Sublayer, after: Product, normed: Tensor | None) -> tuple[Node, bool]:
-        """The operation that adds a sublayer's result to the stream, and whether it adds it to `normed` instead."""
-        bases = [(self.state, False)] + ([] if normed is None else [(normed, True)])
-        for node in self.graph.after(sublayer.last.index, after.index):
-            active = [rows_of(given.value, self.d_model) for given in node.active]
-            if node.op != "add" or len(active) != 2 or any(rows is None for rows in active):
+    def _begin(self, sublayer: Sublayer, after: Product) -> None:
+        """Follow the stream over a norm of the embeddings, if the first sum adds to one."""
+        for node, stream, _ in self._sums(sublayer, after):
+            if is_close(stream, self.state):
+                return
+            nodes = list(self.graph.after(self.index, node.index))
+            if (norm := self._norm(self.state, stream, nodes)) is None:
                 continue
-            for stream, branch in (active, active[::-1]):
-                assert stream is not None
-                assert branch is not None
-                if stream.shape != branch.shape or not is_close(stream + branch, rows_of(node.value, self.d_model)):  # type: ignore[arg-type]
-                    continue
-                fit = affine(sublayer.output, branch, constants_in(self._from(sublayer, node)))
-                for base, is_of_norm in bases:
-                    if fit is not None and is_close(stream, base):
-                        _scale(sublayer, fit)
-                        return node, is_of_norm
-                    if fit is not None and (other := affine(base, stream)) is not None and other.scalar is not None:
-                        raise NotCanonical(
-                            f"the residual stream is multiplied by {other.scalar:g} (DeepNorm)", node.place
-                        )
+            shapes = ((step.index, rows_of(step.value, self.d_model)) for step in nodes)
+            self.index = next(index for index, rows in shapes if rows is not None and is_close(rows, stream))
+            self.state, self.stack.embedding_norm = stream, norm
+            return
+
+    def _sum(self, sublayer: Sublayer, after: Product) -> Node:
+        """The operation that adds a sublayer's result to the stream."""
+        for node, stream, fit in self._sums(sublayer, after):
+            if is_close(stream, self.state):
+                _scale(sublayer, fit)
+                return node
+            if (other := affine(self.state, stream)) is not None and other.scalar is not None:
+                raise NotCanonical(f"the residual stream is multiplied by {other.scalar:g} (DeepNorm)", node.place)
         raise NotCanonical(
             f"the result of a sublayer of the {self.stack.side} is not added to what it read", sublayer.place
         )
+
+    def _sums(self, sublayer: Sublayer, after: Product) -> Iterator[tuple[Node, Tensor, Affine]]:
+        """The sums of a sublayer's result and a state, that state, and what happened to the result before."""
+        for node in self.graph.after(sublayer.last.index, after.index):
+            active = [rows_of(given.value, self.d_model) for given in node.active]
+            if node.op != "add" or len(active) != 2:
+                continue
+            total = rows_of(node.value, self.d_model)
+            for stream, branch in (active, active[::-1]):
+                if stream is None or branch is None or total is None or stream.shape != branch.shape:
+                    continue
+                if is_close(stream + branch, total):
+                    fit = affine(sublayer.output, branch, constants_in(self._from(sublayer, node)))
+                    if fit is not None:
+                        yield node, stream, fit
 
     def _from(self, sublayer: Sublayer, node: Node) -> list[Node]:
         return list(self.graph.after(sublayer.last.index, node.index + 1))

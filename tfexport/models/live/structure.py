@@ -21,6 +21,7 @@ from tfexport.models.live.tape import Call, constants_in, record
 
 SOURCE, TARGET = 7, 5
 """Lengths of the recorded forward. They differ, so that no axis can be taken for another one."""
+_ORDERS = {False: "post-norm", True: "pre-norm"}
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def _assembled(
         "n_decoder_layers": decoder.n_layers,
         "src_vocab_size": len(encoder.embedding.table),
         "tgt_vocab_size": len(decoder.embedding.table),
-        "norm_first": _agree("pre- or post-norm", [(stack.norm_first, "") for stack in stacks]),
+        "norm_first": _agree("orders of norms", [(_ORDERS[stack.norm_first], "") for stack in stacks]) == _ORDERS[True],
         "embedding_norm": _agree("a norm of embeddings", [(stack.embedding_norm is not None, "") for stack in stacks]),
         "norm": "rms" if kind == "rms" else "layer",
         "norm_eps": eps**2 if kind.startswith("std") else eps,

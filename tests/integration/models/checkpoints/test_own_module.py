@@ -11,12 +11,15 @@ import torch
 from safetensors.torch import save_model
 from torch import nn
 
+import tfexport
 from tests.support.commands import command
 from tfexport.bundle.reader import open_bundle
-from tfexport.errors import CheckpointError, ConfigError
+from tfexport.decoding.search import SearchOptions, search
+from tfexport.errors import CheckpointError, ConfigError, TfexportError
 from tfexport.models.checkpoints.own_module import load_weights, module_of, read_own_module
 from tfexport.models.formats.files import read_file
 from tfexport.models.formats.native import Tokenizers
+from tfexport.runtimes import load_runtime
 from tfexport.text.vocabularies import read_vocabulary
 
 CODE = """
@@ -89,6 +92,42 @@ def test_export_and_decode_give_the_tokens_of_the_module(
     assert record["about"].startswith(f"{spec}: logits of ")
     assert record["unconfirmed"] == {"bos_id": 2, "eos_id": 3}
     assert open_bundle(tmp_path / "bundle").config.tie_output
+
+
+def test_a_live_module_is_exported_as_it_is_and_left_alone(folder: Path, tmp_path: Path) -> None:
+    module = built(folder).train()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    ids = {name.removesuffix("_id"): value for name, value in SPECIAL.items()}
+    exported = tfexport.export(module, tmp_path / "live", **ids)
+    assert module.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    assert {tensor.dtype for tensor in module.state_dict().values()} == {torch.float32}
+    assert (exported.confirmation.by, open_bundle(tmp_path / "live").origin.file) == ("module", "Model")
+    source = [4, 9, 17, 6]
+    runtime = load_runtime("ort-cpu", open_bundle(tmp_path / "live"), threads=1)
+    ((hypothesis,),) = search(runtime, [source], SearchOptions(max_length=8))
+    assert [token for token in hypothesis.ids if token != 3] == greedy(module.eval(), source)
+
+
+def test_a_live_module_may_need_the_user_s_call(folder: Path, tmp_path: Path) -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = built(folder)
+
+        def forward(self, *, everything: Any) -> Any:
+            return self.inner(*everything)
+
+    ids = {name.removesuffix("_id"): value for name, value in SPECIAL.items()}
+    with pytest.raises(CheckpointError, match="Add a function `call`"):
+        tfexport.export(Wrapped(), tmp_path / "live", **ids)
+    tfexport.export(Wrapped(), tmp_path / "live", **ids, call=lambda model, src, tgt: model(everything=(src, tgt)))
+    with pytest.raises(TfexportError, match="a module has no place"):
+        tfexport.export(Wrapped(), **ids)
+    with pytest.raises(TfexportError, match="call is for a live module"):
+        tfexport.export(folder / "ckpt.pt", call=lambda model, src, tgt: model(src, tgt))
+    with pytest.raises(ConfigError, match="Leave them out"):
+        tfexport.export(Wrapped(), tmp_path / "other", family="torch", **ids)
 
 
 @pytest.mark.parametrize(
