@@ -22,10 +22,11 @@ from tfexport.exporter.pipeline import Exported, automatic_precisions, bundle_be
 from tfexport.exporter.pipeline import export as run_export
 from tfexport.models.checkpoints.load import Inspection, inspect_checkpoint
 from tfexport.models.checkpoints.options import CheckpointOptions, ModelOptions, ReferenceOptions
-from tfexport.models.checkpoints.reading import chosen_family, hints_of, open_checkpoint, read_with_text
+from tfexport.models.checkpoints.reading import chosen_family, hints_of, read_with_text
 from tfexport.option import checked, declared
 from tfexport.system.input_files import lines_of
 from tfexport.verification.budget import choosers_of
+from tfexport.verification.confirmed_reading import open_confirmed
 from tfexport.verification.gate import DecodingGate
 from tfexport.verification.options import CompareOptions
 from tfexport.verification.parity import Comparison, Reference, check
@@ -73,7 +74,7 @@ def export(
         tolerance: the largest absolute difference that `parity` accepts; by default derived from rounding.
         force: replace an existing bundle.
         described: options of `tfexport export` that describe the checkpoint or a budget, such as
-            `heads=8, src_vocab="de.json"`.
+            `heads=8, src_vocab="de.json"`, or that give outputs of your own program, `expect="out.tsv"`.
 
     Raises:
         CheckpointError: the file cannot be read, its family is unknown, or its weights do not match its config.
@@ -89,7 +90,7 @@ def export(
     of_budget = {name: described.pop(name) for name in declared(BudgetOptions) if name in described}
     options = CheckpointOptions(**checked(CheckpointOptions, described, others=(*declared(BudgetOptions), "precision")))
     budgets = BudgetOptions(**checked(BudgetOptions, of_budget))
-    loaded = open_checkpoint(path, options, _note)
+    loaded = open_confirmed(path, options, _note)
     refuse_to_overwrite(place.resolve(), force)  # before a budget's text is decoded
     return run_export(
         loaded,

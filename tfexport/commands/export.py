@@ -96,10 +96,15 @@ class Request:
         return precisions_of(names), automatic
 
     def load(self) -> LoadedCheckpoint:
-        """Read the checkpoint."""
-        from tfexport.models.checkpoints.reading import open_checkpoint
+        """Read the checkpoint, and the expected outputs if there are any."""
+        if self.described.expect is None:
+            from tfexport.models.checkpoints.reading import open_checkpoint
 
-        return open_checkpoint(self.checkpoint, self.described, say)
+            return open_checkpoint(self.checkpoint, self.described, say)
+        from tfexport.verification.confirmed_reading import open_confirmed
+
+        with working(f"comparing with {self.described.expect}"):
+            return open_confirmed(self.checkpoint, self.described, say)
 
     def wanted(self) -> GraphsTarget:
         """The files to write beyond the graphs."""
