@@ -119,8 +119,8 @@ def parity(
         runtimes: the runtimes to compare.
         checkpoint: the checkpoint to use as reference; by default the bundle's own weights are the reference.
         targets: a translation of each sentence, for BLEU and chrF.
-        options: options of `tfexport parity`, for the comparison, such as `beams=(1, 4), precisions=("int8",)`, and for
-            reading the checkpoint, such as `src_vocab="de.json"`.
+        options: options of `tfexport parity`, for the comparison, such as `beams=(1, 4), precisions=("int8",)` or outputs of
+            your own program, `expect="out.tsv"`, and for reading the checkpoint, such as `src_vocab="de.json"`.
 
     Raises:
         TfexportError: the bundle or the checkpoint cannot be read, no sentence can be decoded, or an option cannot be used.

@@ -90,7 +90,7 @@ class PointwiseConv(nn.Conv1d):
         return F.linear(states, self.weight.squeeze(-1), self.bias)
 
 
-_ACTIVATIONS: dict[Activation, Callable[[], nn.Module]] = {
+ACTIVATIONS: dict[Activation, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "gelu": nn.GELU,
     "gelu_tanh": partial(nn.GELU, approximate="tanh"),
@@ -111,7 +111,7 @@ class FeedForward(nn.Module):
             self.hidden = nn.Linear(d, d_ff, bias=bias)
             self.output = nn.Linear(d_ff, d, bias=bias)
         self.gate = nn.Linear(d, d_ff, bias=bias) if config.gated else None
-        self.activation = _ACTIVATIONS[config.activation]()
+        self.activation = ACTIVATIONS[config.activation]()
 
     def forward(self, states: Tensor) -> Tensor:
         hidden = self.activation(self.hidden(states))

@@ -27,16 +27,10 @@ from tfexport.models.checkpoints.recognise import Chosen
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.toolkits.toolkit import TextOptions
 from tfexport.verification.expected_outputs import ENOUGH, encoded, read_lines
-from tfexport.verification.settings_search import HARDLY_SEEN, Origin, Search, Verdict, axes_of, judge
+from tfexport.verification.settings_search import HARDLY_SEEN, SEARCHED, Origin, Search, Verdict, axes_of, judge
 from tfexport.verification.settings_trials import Difference, Trials
 
 Say = Callable[[str], None]
-
-SEARCHED = (
-    *("norm_first", "activation", "embedding_scale", "n_heads", "norm", "norm_eps"),
-    *("positions", "position_offset", "source_bos", "source_eos"),
-)
-"""The settings that are tried."""
 
 _SINUSOIDAL = "sinusoidal"
 

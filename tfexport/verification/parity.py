@@ -21,6 +21,7 @@ from tfexport.decoding.translate import Writer
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.graph_checks.check import GraphCheck, check_graph
 from tfexport.graph_checks.definition import Definition
+from tfexport.models.checkpoints.confirmation import Confirmation
 from tfexport.models.checkpoints.load import Checkpoint, load_checkpoint
 from tfexport.models.checkpoints.recognise import Chosen
 from tfexport.models.transformer import Transformer
@@ -32,6 +33,8 @@ from tfexport.system.processes import return_freed_memory
 from tfexport.verification.bleu_chrf import Quality
 from tfexport.verification.compare import compare, compare_all, random_sources
 from tfexport.verification.expected import as_inputs
+from tfexport.verification.expected_decoding import ExpectedReport, compare_outputs, confirmed_by_outputs, examples_of
+from tfexport.verification.expected_outputs import Examples
 from tfexport.verification.files import (
     Mismatch,
     config_mismatches,
@@ -74,6 +77,10 @@ class Comparison:
     of_another_version: Sequence[str] = ()
     """The files that another version of tfexport wrote: the nodes of such graphs, and the entries of graphs in such a
     manifest, were not compared."""
+    expected: Sequence[ExpectedReport] = ()
+    """What each runtime and precision decodes, beside the outputs of the owner's own program."""
+    confirmation: Confirmation | None = None
+    """Who confirms the settings, if there are expected outputs and all of them were decoded."""
 
     @property
     def variants(self) -> dict[tuple[str, Precision], list[ParityReport]]:
@@ -91,7 +98,16 @@ class Comparison:
     def passed(self) -> bool:
         """Whether every output, every graph and every file passed."""
         return (
-            all(report.passed for report in self.reports) and all(map(self.holds, self.graphs)) and not self.mismatches
+            all(report.passed for report in self.reports)
+            and all(report.passed for report in self.expected)
+            and all(map(self.holds, self.graphs))
+            and not self.mismatches
+        )
+
+    def is_expected(self, runtime: str, precision: Precision) -> bool:
+        """Whether a runtime decodes all expected outputs; also if there are none."""
+        return all(
+            report.passed for report in self.expected if (report.runtime, report.precision) == (runtime, precision)
         )
 
 
@@ -135,6 +151,7 @@ def check(
     bundle = open_bundle(directory)
     if targets is not None and lines is None:
         raise TfexportError("targets are translations of the input, and no input was given. Give INPUT too.")
+    examples = None if options.expect is None else examples_of(bundle, options.expect)
     writer = None if targets is None else Writer.of(bundle, "text")
     reference, source = TorchRuntime.from_bundle(bundle, threads=threads), "bundle"
     unknown: tuple[str, ...] = ()
@@ -168,6 +185,7 @@ def check(
     if writer is not None:
         for report in reports:
             report.quality = quality_of(report, writer, wanted)
+    expected, confirmation = _expected(bundle, model, loaded, examples, options.batch_size)
     of_graphs = dict.fromkeys(runtime.precision for runtime in loaded if not runtime.name.startswith("torch"))
     del loaded  # the graphs are loaded again, one by one
     graphs = {precision: check_graphs(bundle, model, precision, tolerance=tolerance) for precision in of_graphs}
@@ -177,8 +195,21 @@ def check(
         "random": lines is None,
     }
     return Comparison(
-        bundle, reference, source, inputs, sources, reports, searches, graphs, mismatches, unknown, tuple(others)
+        *(bundle, reference, source, inputs, sources, reports, searches, graphs, mismatches, unknown, tuple(others)),
+        expected=expected,
+        confirmation=confirmation,
     )
+
+
+def _expected(
+    bundle: Bundle, model: Transformer, loaded: Sequence[Runtime[Any]], examples: Examples | None, batch_size: int
+) -> tuple[list[ExpectedReport], Confirmation | None]:
+    """The comparisons of runtimes with expected outputs, and the confirmation if all are right."""
+    if examples is None:
+        return [], None
+    reports = [compare_outputs(runtime, bundle, examples, batch_size=batch_size) for runtime in loaded]
+    passed = all(report.passed for report in reports)
+    return reports, confirmed_by_outputs(bundle, model, examples) if passed else None
 
 
 def check_graphs(

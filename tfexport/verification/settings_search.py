@@ -23,9 +23,19 @@ from tfexport.verification.settings_trials import COMPUTED, Difference, Trials, 
 Origin = Literal["missing", "assumed", "given"]
 """Who says the value: nobody; the family's own code or a default; or the user."""
 
+SEARCHED = (
+    *("norm_first", "activation", "embedding_scale", "n_heads", "norm", "norm_eps"),
+    *("positions", "position_offset", "source_bos", "source_eos"),
+)
+"""The fields that are tried."""
+ASSUMED = ("norm_eps", "source_bos", "source_eos")
+"""Those of a state_dict that nobody is asked for."""
 _FRAMING = ("source_bos", "source_eos")
 HARDLY_SEEN = ("norm_eps",)
 """Settings whose values often give the same outputs. The assumed value is taken, and it stays unconfirmed."""
+_ALIKE = ("gelu", "gelu_tanh")
+"""Activations that differ by at most 5e-4, which no file of ids may ever show. With enough lines the exact one is taken,
+which PyTorch's own layers use, and it stays unconfirmed."""
 _NEAREST = 16
 """The number of nearly right combinations for which eps is varied, and that are counted on all lines."""
 
@@ -146,6 +156,15 @@ class Search:
         self._try(self._changed(left, [axis.name for axis in self.axes]))
         return [combination for combination, outcome in self.outcomes.items() if outcome.right]
 
+    def changed_alone(self) -> list[str]:
+        """The settings that have another value with which all outputs are right, while the others are as given."""
+        left = self._try(self._changed([self.own], [axis.name for axis in self.axes]))
+        return [
+            axis.name
+            for place, axis in enumerate(self.axes)
+            if any(combination[place] != axis.own for combination in left)
+        ]
+
     def _product(self, is_free: Callable[[Axis], bool]) -> Iterator[Combination]:
         """The combinations of the values of some axes, with the others as given."""
         return itertools.product(*(axis.values if is_free(axis) else (axis.own,) for axis in self.axes))
@@ -253,7 +272,12 @@ def judge(search: Search, right: Sequence[Combination]) -> Verdict:
 
     left = fewest(fewest(right, "given"), "assumed")
     varied = {axis.name: _values(axis, place, left) for place, axis in enumerate(axes)}
-    undecided = {name: values for name, values in varied.items() if len(values) > 1 and name not in HARDLY_SEEN}
+    enough = len(search.examples) >= ENOUGH
+    undecided = {
+        name: values
+        for name, values in varied.items()
+        if len(values) > 1 and name not in HARDLY_SEEN and not (enough and {*values} <= {*_ALIKE})
+    }
     first = min(left, key=lambda combination: [*map(_place_of, axes, combination)])
     chosen = search.settings(first)
     wrong = {axis.name: chosen[axis.name] for axis in axes if axis.origin == "given" and chosen[axis.name] != axis.own}

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tfexport.config import ModelConfig
 from tfexport.errors import ConfigError
+from tfexport.models.layers import ACTIVATIONS, Attention, FeedForward, Layer
 from tfexport.models.model import build_model
-from tfexport.models.positions import sinusoids, tensor2tensor_sinusoids
+from tfexport.models.positions import PositionTable, sinusoids, tensor2tensor_sinusoids
 from tfexport.models.transformer import Transformer
 from tfexport.verification.expected_outputs import Example, Examples
 
@@ -51,7 +52,7 @@ class Difference:
     """The number of tokens of the output that the model gives, each after the expected tokens before it."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Trials:
     """The weights of a checkpoint, and models of them with any settings."""
 
@@ -59,26 +60,55 @@ class Trials:
     """Its config; settings of a trial replace fields."""
     weights: Mapping[str, Mapping[str, Tensor]]
     """Canonical weights for each kind of norm that they fit."""
+    _built: dict[str, Transformer] = field(default_factory=dict)
+    """A model for each kind of norm. To build one takes longer than to run a small one, so its settings are changed."""
 
     def model(self, settings: Settings) -> Transformer | None:
-        """The model with these settings; None if the sizes do not allow them."""
+        """The model with these settings, until the next call; None if the sizes do not allow them."""
         changes = dict(settings)
-        weights = dict(self.weights[changes.get("norm", self.config.norm)])
+        norm = changes.get("norm", self.config.norm)
+        if norm not in self._built:
+            model = build_model(self.config.replace(norm=norm), self.weights[norm])
+            assert isinstance(model, Transformer)
+            self._built[norm] = model
         kind = changes.pop("positions", None)
         offset = changes.get("position_offset", self.config.position_offset)
+        tables = {}
         for side, name in (("encoder", "max_source_length"), ("decoder", "max_target_length")):
-            table, most = f"{side}.positions.table", getattr(self.config, name)
+            table, most = self.weights[norm].get(f"{side}.positions.table"), getattr(self.config, name)
             if kind is not None:
-                weights[table] = COMPUTED[kind](most + offset, self.config.d_model)
-            elif offset != self.config.position_offset:
-                changes[name] = most = min(most, len(weights[table]) - offset)
-                weights[table] = weights[table][: most + offset]
+                table = COMPUTED[kind](most + offset, self.config.d_model)
+            elif table is not None and self.config.positions != "relative":
+                changes[name] = most = min(most, len(table) - offset)
+                table = table[: most + offset]
+            tables[side] = table
         try:
-            model = build_model(self.config.replace(**changes), weights)
+            config = self.config.replace(**changes)
         except ConfigError:
             return None
-        assert isinstance(model, Transformer)
-        return model
+        _set(self._built[norm], config, tables)
+        return self._built[norm]
+
+
+def _set(model: Transformer, config: ModelConfig, tables: Mapping[str, Tensor | None]) -> None:
+    """Change the settings and the position tables of a model in place. The rest of `config` must be the model's own."""
+    model.config = config
+    for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        stack.scale = config.embedding_scale
+        table = tables[side]
+        if isinstance(stack.positions, PositionTable) and table is not None:
+            stack.positions.offset = config.position_offset
+            is_learned = isinstance(stack.positions.table, nn.Parameter)
+            stack.positions.table = nn.Parameter(table, requires_grad=False) if is_learned else table
+    for module in model.modules():
+        if isinstance(module, Layer):
+            module.norm_first = config.norm_first
+        elif isinstance(module, Attention):
+            module.n_heads, module.head_dim = config.n_heads, config.head_dim
+        elif isinstance(module, FeedForward):
+            module.activation = ACTIVATIONS[config.activation]()
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            module.eps = config.norm_eps
 
 
 def differences(
