@@ -177,7 +177,12 @@ class _Case:
         """The message if no settings give all outputs."""
         examples = self.search.examples
         best, count, first = self.search.best()
-        settings = self._flags(self.search.settings(best)) or "as the file says"
+        shown = {
+            axis.name: value
+            for axis, value in zip(self.search.axes, best, strict=True)
+            if axis.origin != "assumed" or value != axis.own
+        }
+        settings = self._flags(shown) or "what the file says"
         how = "no settings that tfexport tries give" if self.search.axes else "the model of the file does not give"
         return (
             f"{how} all {len(examples)} expected outputs of {examples.path}. Nearest is {settings}: {count} of "
