@@ -92,11 +92,11 @@ class _Case:
         given = read_vocabularies(options, hints.get("unk_id"))
         text = TextOptions(options.src_lang, options.tgt_lang, options.prefix)
         reading, missing = _readable(path, hints, family, text, given)
+        if reading.fields.get("n_decoder_layers") == 0:
+            raise TfexportError(f"{path} is a classifier, which has no outputs to expect. Leave out --expect.")
         if asked := {name: flag for name, flag in missing.items() if name not in SEARCHED}:
             raise ConfigError(asking(path, asked, reading.family))
         loaded = _with_any(reading, missing, given)
-        if loaded.config.is_classifier:
-            raise TfexportError(f"{path} is a classifier, which has no outputs to expect. Leave out --expect.")
         tokenizers = with_codes(loaded.tokenizers, options)
         examples = encoded(expect, lines, loaded.config, tokenizers)
         examples.check_lengths(loaded.config)

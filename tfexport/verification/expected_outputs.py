@@ -263,18 +263,16 @@ def _with_forced(ids: Sequence[int], special: ModelConfig) -> tuple[int, ...]:
 def _with_ends(rows: Sequence[Example], most: int) -> list[Example]:
     """Examples of a program that prints no eos. All outputs ended with it, except those that a limit may have cut.
 
-    A limit is a number of tokens, or the length of the source plus a number: no output is longer than those that it cut. A
-    rule that holds for every output shows no limit, such as equal lengths of source and output.
+    A limit is a number of tokens, or the length of the source plus a number: no output is longer than those that it cut. If
+    all outputs are longer than their sources by the same number, as in a reversal, that number is no limit.
     """
     longest = max(len(row.output) for row in rows)
     beyond = max(len(row.output) - len(row.source) for row in rows)
-    fixed = [len(row.output) == longest for row in rows]
-    relative = [len(row.output) - len(row.source) == beyond for row in rows]
-    cut = [False] * len(rows)
-    for rule in (fixed, relative):
-        if not all(rule):
-            cut = [before or now for before, now in zip(cut, rule, strict=True)]
-    return [
-        replace(row, ends=not row.output or not (is_cut or len(row.output) >= most))
-        for row, is_cut in zip(rows, cut, strict=True)
-    ]
+    is_relative = any(len(row.output) - len(row.source) < beyond for row in rows)
+
+    def may_be_cut(row: Example) -> bool:
+        length = len(row.output)
+        by_source = is_relative and length - len(row.source) == beyond
+        return length > 0 and (length in (longest, most) or by_source)
+
+    return [replace(row, ends=not may_be_cut(row)) for row in rows]

@@ -1,7 +1,8 @@
 """Finds the settings of a checkpoint that no file holds: those with which its model gives the owner's own outputs.
 
-1. Try all combinations of the settings that are missing, with the others as given.
-2. If none gives all outputs, or if there are few lines, try all combinations of all settings.
+1. Try all combinations of the settings that are missing, with the others as given. If none gives all outputs, change one of
+   the others.
+2. If still none does, or if there are few lines, try all combinations of all settings.
 3. Change each setting of what is left, one at a time. Values that also give all outputs cannot be told apart.
 
 A combination is dropped at its first wrong sentence. The eps of norms hardly changes outputs, so it is only varied for
@@ -146,14 +147,18 @@ class Search:
 
     def run(self, say: Callable[[str], None] = lambda text: None) -> list[Combination]:
         """All combinations that give all outputs, as the steps of this module find them."""
-        left = self._try(self._product(lambda axis: axis.origin == "missing" or axis.own not in axis.values))
+        names = [axis.name for axis in self.axes]
+        likely = [*self._product(lambda axis: axis.origin == "missing" or axis.own not in axis.values)]
+        left = self._try(likely)
+        every = [*self._product(lambda axis: axis.name not in HARDLY_SEEN)]
+        if not left and len(alone := self._changed(likely, names)) < len(every):
+            left = self._try(alone)
         if not left or len(self.examples) < ENOUGH:
-            every = [*self._product(lambda axis: axis.name not in HARDLY_SEEN)]
             say(f"note: trying {len(every):,} combinations of settings on {self.examples.path.name}")
             left = self._try(every)
         if not left:
             left = self._try(self._changed(self.nearest(), HARDLY_SEEN))
-        self._try(self._changed(left, [axis.name for axis in self.axes]))
+        self._try(self._changed(left, names))
         return [combination for combination, outcome in self.outcomes.items() if outcome.right]
 
     def changed_alone(self) -> list[str]:

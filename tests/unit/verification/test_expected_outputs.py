@@ -46,7 +46,9 @@ def refused(file: Path, content: str | bytes) -> str:
     return str(caught.value)
 
 
-def examples(*pairs: tuple[Any, Any], source: TextTokenizer | None = None, target: TextTokenizer | None = None) -> Examples:
+def examples(
+    *pairs: tuple[Any, Any], source: TextTokenizer | None = None, target: TextTokenizer | None = None
+) -> Examples:
     lines = [Line(number, *pair) for number, pair in enumerate(pairs, 1)]
     return encoded(Path("out.tsv"), lines, CONFIG, Tokenizers(source, target))
 
@@ -58,7 +60,7 @@ def wrong(*pairs: tuple[Any, Any], **tokenizers: TextTokenizer) -> str:
 
 
 def test_columns_are_a_source_and_an_output(file: Path) -> None:
-    file.write_bytes("5 6\t7 8\r\n\nein Hund\ta dog\n4\t\n".encode())
+    file.write_bytes(b"5 6\t7 8\r\n\nein Hund\ta dog\n4\t\n")
     assert read_lines(file) == [Line(1, "5 6", "7 8"), Line(3, "ein Hund", "a dog"), Line(4, "4", "")]
 
 
