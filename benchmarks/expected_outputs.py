@@ -245,6 +245,7 @@ def base_size(folder: Path) -> dict[str, Any]:
     write(file, sources, target[:, 1:].tolist(), bare=False)
     right = {"heads": 8, "norm_first": False, "activation": "relu", "embedding_scale": "sqrt"}
     parameters = sum(parameter.numel() for parameter in model.parameters())
+    print(f"base: {len(set(map(tuple, target.tolist())))} different outputs", file=sys.stderr)
     return {
         "parameters": parameters,
         "missing": timed(path, file),

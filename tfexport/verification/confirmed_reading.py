@@ -238,7 +238,9 @@ class _Case:
 
     def _flag(self, name: str, value: Any) -> str:
         """A setting as a flag of the command line."""
-        usage = USAGE.get(name, _FLAGS.get(name, name))
+        usage = USAGE.get(name, _FLAGS.get(name))
+        if usage is None:
+            return f"{name} {value} (with --config)"
         flag = usage.split()[0]
         if isinstance(value, bool):
             return flag if value else flag.replace("--", "--no-", 1)
@@ -257,7 +259,6 @@ _FLAGS = {
     "norm_eps": "--norm-eps",
     "source_bos": "--source-bos",
     "source_eos": "--source-eos",
-    "position_offset": "--position-offset",
 }
 """Flags of settings that `USAGE` lacks."""
 
