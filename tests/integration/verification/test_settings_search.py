@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 import tfexport
 from tests.support.commands import SENTENCES, Run, last_error, naive_text
 from tests.support.owners import BOS, EOS, PAD, Owner, owner, said, sources
+from tests.support.paths import ROOT
 from tests.support.tiny import HEADS, TinyCheckpoint, tiny_classifier
 from tfexport.errors import ConfigError, TfexportError
 from tfexport.models.checkpoints.load import Checkpoint
@@ -207,6 +209,17 @@ def test_text_is_compared_with_the_vocabularies(tiny_checkpoint: TinyCheckpoint,
     checkpoint = open_confirmed(tiny_checkpoint.path, options, lambda note: None)
     assert checkpoint.config.n_heads == HEADS
     assert checkpoint.confirmation.by == "outputs"
+
+
+def test_the_code_of_the_guide_writes_such_a_file(
+    owners: Owners, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = owners("tutorial")
+    guide = (ROOT / "docs/guides/expected-outputs.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(code.replace("100", "12"), {"model": program.model, "sources": sources(COUNT), "BOS": BOS, "EOS": EOS})
+    assert read(program, expect=tmp_path / "out.tsv", **GIVEN).confirmation.by == "outputs"
 
 
 def test_a_changed_model_is_the_built_one(owners: Owners) -> None:
