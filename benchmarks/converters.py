@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -31,9 +31,11 @@ from torch import Tensor, nn
 from benchmarks import hugging_face
 from tfexport.bench.peers import TARGET_LIMIT
 from tfexport.bundle.reader import Bundle, open_bundle
+from tfexport.config import Side
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.models.layers import Attention, FeedForward, Layer
 from tfexport.models.model import build_model
+from tfexport.models.positions import PositionTable
 from tfexport.models.transformer import Stack, Transformer
 
 OPTIMUM_REQUIREMENTS = Path(__file__).with_name("optimum.txt")
@@ -76,13 +78,18 @@ def write_ctranslate2(model: Transformer, directory: Path, *, alignment_layer: i
         ) from error
 
     config = model.config
+    if not config.has_position_table:
+        raise TfexportError(f"this writes position tables, not positions {config.positions}. Leave this peer out.")
     activation = specs.Activation.RELU if config.activation == "relu" else specs.Activation.GELU  # the exact one
     # As pre-norm and then changed, because a specification of post-norm has no place for a final norm.
-    fields: dict[str, Any] = {"no_final_norm": not config.final_norm, "activation": activation}
-    encoder = specs.TransformerEncoderSpec(config.n_encoder_layers, config.n_heads, pre_norm=True, **fields)
+    fields: dict[str, Any] = {"pre_norm": True, "activation": activation}
+    without = {side: {"no_final_norm": not config.has_final_norm(side)} for side in get_args(Side)}
+    encoder = specs.TransformerEncoderSpec(
+        config.n_encoder_layers, config.encoder_heads, **fields, **without["encoder"]
+    )
     alignment = {"alignment_layer": alignment_layer, "alignment_heads": 0}
     decoder = specs.TransformerDecoderSpec(
-        config.n_decoder_layers, config.n_heads, pre_norm=True, **alignment, **fields
+        config.n_decoder_layers, config.n_heads, **alignment, **fields, **without["decoder"]
     )
     (embeddings,) = encoder.embeddings
     embeddings.weight = _array(model.encoder.tokens.weight)
@@ -115,6 +122,7 @@ def write_ctranslate2(model: Transformer, directory: Path, *, alignment_layer: i
 
 def _ct2_stack(spec: Any, stack: Stack) -> None:
     spec.scale_embeddings = np.float32(stack.scale)
+    assert isinstance(stack.positions, PositionTable)
     spec.position_encodings.encodings = _array(stack.positions.table[stack.positions.offset :])
     if isinstance(stack.norm, nn.LayerNorm):
         _ct2_norm(spec.layer_norm, stack.norm)

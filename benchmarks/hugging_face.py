@@ -30,6 +30,11 @@ def convert(model: Transformer) -> Any:
     import transformers  # type: ignore[import-not-found]
 
     config = model.config
+    if not config.has_position_table or config.final_norm_in != "both":
+        raise TfexportError(
+            "Marian and Pegasus have position tables, and norms after both stacks or none, not positions "
+            f"{config.positions} and final_norm_in {config.final_norm_in}. Leave this peer out."
+        )
     if config.norm_first != config.final_norm:
         has = "pre-norm without" if config.norm_first else "post-norm with"
         raise TfexportError(
@@ -61,7 +66,7 @@ def _config_fields(config: ModelConfig) -> dict[str, Any]:
         "max_position_embeddings": max(config.max_source_length, config.max_target_length),
         "encoder_layers": config.n_encoder_layers,
         "decoder_layers": config.n_decoder_layers,
-        "encoder_attention_heads": config.n_heads,
+        "encoder_attention_heads": config.encoder_heads,
         "decoder_attention_heads": config.n_heads,
         "encoder_ffn_dim": config.d_ff,
         "decoder_ffn_dim": config.d_ff,
@@ -96,6 +101,7 @@ def _fill(theirs: Any, ours: Transformer) -> None:
 
 def _fill_stack(theirs: Any, ours: Stack, config: ModelConfig) -> None:
     theirs.embed_scale = config.embedding_scale
+    assert ours.positions is not None
     theirs.embed_positions.weight = nn.Parameter(
         _copy(ours.positions.table[config.position_offset :]), requires_grad=False
     )

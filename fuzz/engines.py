@@ -3,9 +3,10 @@
     python -m fuzz.engines [--models 60] [--seed 0] [--gpus sm80,sm89,sm120,portable] [--keep]
 
 Heads of 4 to 128 numbers, odd widths, depths, lengths and vocabularies are drawn at random, in the arithmetic of each
-family, in fp32, fp16 and bf16. Before a build in half precision, the graphs as TensorRT gets them and those of the bundle
-run on ONNX Runtime's CPU provider: every output has the same bits. With --keep there is fp16 alone, and random modules of
-each model stay in float32. The exit code is 1 where an engine fails or a bit differs. No GPU is needed, and none is used.
+family and in changes of it, in fp32, fp16 and bf16. Before a build in half precision, the graphs as TensorRT gets them and
+those of the bundle run on ONNX Runtime's CPU provider: every output has the same bits. With --keep there is fp16 alone, and
+random modules of each model stay in float32. The exit code is 1 where an engine fails or a bit differs. No GPU is needed,
+and none is used.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 import onnx
 import torch
 
-from fuzz.models import random_model
+from fuzz.models import other_heads, random_model
 from tfexport import contract, graph_contract
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.bundle.writer import write_manifest
@@ -59,7 +60,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "classifier": {"n_classes": 3, "n_decoder_layers": 0, "tgt_vocab_size": 0},
 }
-"""What the arithmetic of each family differs in from that of the paper."""
+"""What the arithmetic of each family differs in from that of the paper. `_changes` differ further."""
 
 
 def random_config(chosen: random.Random, family: str) -> ModelConfig:
@@ -80,7 +81,22 @@ def random_config(chosen: random.Random, family: str) -> ModelConfig:
         "max_target_length": chosen.choice((1, 9, 50, 100, 200)),
     }
     ids = {"unk_id": 0, "pad_id": 1, "bos_id": 2, "eos_id": 3}
-    return ModelConfig(**{**sizes, **ids, **FAMILIES[family]})
+    config = ModelConfig(**{**sizes, **ids, **FAMILIES[family]})
+    return config if config.is_classifier else config.replace(**_changes(chosen, config))
+
+
+def _changes(chosen: random.Random, config: ModelConfig) -> dict[str, Any]:
+    """What a model may have in place of what its family has: nothing for many, and several things for some."""
+    changes: dict[str, Any] = {"n_encoder_heads": other_heads(chosen, config.d_attention)}
+    if chosen.random() < 0.2:
+        changes |= {"positions": "none", "position_offset": 0, "max_distance": 0}
+    if chosen.random() < 0.2:
+        changes |= {"final_norm": True, "final_norm_in": chosen.choice(("encoder", "decoder"))}
+    if chosen.random() < 0.2:
+        changes |= {"norm": "rms", "embedding_norm": chosen.random() < 0.5}
+    if chosen.random() < 0.2:
+        changes |= {"gated": True, "feed_forward": "linear", "activation": chosen.choice(("silu", "gelu_tanh"))}
+    return changes
 
 
 def _odd_heads(chosen: random.Random) -> list[int]:

@@ -48,6 +48,8 @@ def attention_faults() -> list[Fault]:
               readers_swapped("cross.0.key", "cross.1.key")),
         fault("decoder_step.ort", "values for keys", "in cross-attention", cross1,
               inputs_swapped(cross1, "CrossAttention", 1, 2)),
+        fault("encoder", "decoder's scale", "in self-attention of larger heads", own,
+              with_attribute(own, "Attention", "scale", 16**-0.5), base="screened"),
         fault("encoder.fp16", "values for keys", "in self-attention", f"{E1}.self_attention",
               inputs_swapped(f"{E1}.self_attention", "Attention", 1, 2)),
         fault("decoder_step.fp16", "mask dropped", "padding of sources is seen", cross0,

@@ -2,9 +2,9 @@
 
     python -m fuzz.models [--models 300] [--seed 0]
 
-Sizes, norms, positions, ties, biases, activations and depths are drawn at random, and so are weights and sources. Each
-model is written as a bundle whose graphs are checked as those of an export are; then ONNX Runtime decodes over two of its
-dialects. The exit code is 1 where one differs.
+Sizes, heads, norms, positions, ties, biases, activations and depths are drawn at random, and so are weights and sources.
+Each model is written as a bundle whose graphs are checked as those of an export are, in float32 and in another precision;
+then ONNX Runtime decodes over two of its dialects. The exit code is 1 where one differs.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import torch
 
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.bundle.writer import write_manifest
-from tfexport.config import ModelConfig
+from tfexport.config import Activation, ModelConfig, Positions
+from tfexport.contract import PRECISIONS, Precision
 from tfexport.decoding.search import SearchOptions
 from tfexport.exporter.graphs import write_graphs
-from tfexport.exporter.weights import write_weights
+from tfexport.exporter.weights import write_variant
 from tfexport.graph_checks.definition import Definition
 from tfexport.graph_checks.gate import check_written
 from tfexport.models.transformer import Transformer
@@ -39,12 +41,18 @@ def random_config(chosen: random.Random) -> ModelConfig:
     """A model of any kind that the package knows, small."""
     heads = chosen.choice((1, 2, 3, 4, 5))
     # At least 6 in all: a LayerNorm of two numbers is a step, which the last bit of a float decides.
-    d_model = heads * chosen.choice((2 if heads > 2 else 6, 4 if heads > 1 else 6, 8, 8, 12, 16))
+    head_dim = chosen.choice((2 if heads > 2 else 6, 4 if heads > 1 else 6, 8, 8, 12, 16, 16))
+    has_own_heads = chosen.random() < 0.2  # d_model need not be what the heads are together
+    d_model = chosen.randint(6, 64) if has_own_heads else heads * head_dim
+    has_final_norm, positions = chosen.random() < 0.5, chosen.choice(get_args(Positions))
+    is_gated, has_table = chosen.random() < 0.3, positions not in ("relative", "none")
     tied = chosen.random() < 0.3
     words, others = (chosen.randint(*chosen.choice(((6, 60), (6, 60), (1024, 1300)))) for _ in range(2))  # or screened
     return ModelConfig(
         d_model=d_model,
         n_heads=heads,
+        n_encoder_heads=other_heads(chosen, heads * head_dim),
+        d_head=head_dim if has_own_heads else 0,
         d_ff=chosen.randint(1, 70),
         n_encoder_layers=chosen.randint(1, 4),
         n_decoder_layers=chosen.randint(1, 4),
@@ -57,13 +65,18 @@ def random_config(chosen: random.Random) -> ModelConfig:
         bos_id=2,
         eos_id=3,
         norm_first=chosen.random() < 0.5,
-        final_norm=chosen.random() < 0.5,
+        final_norm=has_final_norm,
+        final_norm_in=chosen.choice(("both", "encoder", "decoder")) if has_final_norm else "both",
         shared_norm=chosen.random() < 0.3,
+        norm=chosen.choice(("layer", "layer", "rms")),
         norm_eps=chosen.choice((1e-5, 1e-6, 1e-3)),
-        activation=chosen.choice(("relu", "gelu")),
-        feed_forward=chosen.choice(("linear", "conv1d")),
-        positions=chosen.choice(("learned", "sinusoidal")),
-        position_offset=chosen.choice((0, 0, 2)),
+        embedding_norm=chosen.random() < 0.3,
+        activation=chosen.choice(get_args(Activation)),
+        feed_forward="linear" if is_gated else chosen.choice(("linear", "conv1d")),
+        gated=is_gated,
+        positions=positions,
+        position_offset=chosen.choice((0, 0, 2)) if has_table else 0,
+        max_distance=chosen.choice((1, 5, 20)) if positions == "relative" else 0,
         embedding_scale=chosen.choice((1.0, d_model**0.5)),
         attention_bias=chosen.random() < 0.8,
         feed_forward_bias=chosen.random() < 0.8,
@@ -73,32 +86,43 @@ def random_config(chosen: random.Random) -> ModelConfig:
     )
 
 
+def other_heads(chosen: random.Random, width: int) -> int:
+    """A number of heads for the encoder alone, which together have so many numbers; 0 for most models."""
+    return chosen.choice([n for n in range(1, 17) if width % n == 0]) if chosen.random() < 0.4 else 0
+
+
 def random_model(config: ModelConfig, seed: int) -> Transformer:
-    """Random norms and biases too, and an end that comes in some sentences and not in others."""
+    """Random norms, biases and stored positions too, and an end that comes in some sentences and not in others."""
     generator = torch.Generator().manual_seed(seed)
     model = Transformer(config)
     for parameter in model.parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         is_matrix, is_scale = parameter.dim() > 1, bool((parameter == 1).all())
         parameter.data = noise * parameter.shape[1] ** -0.5 if is_matrix else is_scale + 0.3 * noise
+    for table in model.buffers() if config.positions == "stored" else ():
+        table.copy_(torch.randn(table.shape, generator=generator))
     if model.output_bias is not None:
         model.output_bias.data[config.eos_id] += 0.5
     return model.eval()
 
 
-def write_bundle(model: Transformer, folder: Path) -> Bundle:
-    """What an export writes, checked against PyTorch as it does."""
+def write_bundle(model: Transformer, folder: Path, *others: Precision) -> Bundle:
+    """What an export writes in float32 and in `others`, checked against PyTorch as it does."""
     folder.mkdir()
-    write_weights(model, "float32", folder)
-    graphs = write_graphs(model.config, "float32", folder)
-    check_written(Definition.of(model, "float32"), graphs, folder)
+    graphs = []
+    for precision in ("float32", *others):
+        stored = write_variant(model, precision, folder)
+        made = write_graphs(model.config, precision, folder, alignments=True, shortlist=True)
+        check_written(Definition.of(model, precision, stored), made, folder)
+        graphs += made
     write_manifest(folder, model.config, graphs, {"source": {"sha256": "", "family": "native", "given": {}}})
     return open_bundle(folder)
 
 
 def check(config: ModelConfig, seed: int, folder: Path) -> Counter[str]:
     """Counts of what was compared and what differed; raises what an export raises."""
-    bundle = write_bundle(random_model(config, seed), folder)
+    other = [*PRECISIONS.values()][1 + seed % (len(PRECISIONS) - 1)]
+    bundle = write_bundle(random_model(config, seed), folder, other)
     runtimes = [ort_cpu(bundle, threads=1), ort_cpu_portable(bundle, threads=1)]
     searches = [SearchOptions(beam=beam, max_length=40) for beam in (1, 2, 4)]
     sources = random_sources(config, 8, seed=seed)

@@ -68,6 +68,8 @@ def _run() -> NoReturn:
             traceback.print_exc()
         message, code = _explain(error)
         say(f"error: {_shortened(message)}")
+        if example := getattr(error, "example", ""):
+            say(example)
         sys.exit(code)
     sys.exit(0)
 

@@ -12,14 +12,15 @@ from tfexport.errors import ConfigError
 
 _MOST = {
     **dict.fromkeys(("n_encoder_layers", "n_decoder_layers"), 1000),
-    **dict.fromkeys(("d_model", "n_heads", "d_head"), 2**16),
+    **dict.fromkeys(("d_model", "n_heads", "n_encoder_heads", "d_head"), 2**16),
     **dict.fromkeys(("max_source_length", "max_target_length", "position_offset", "max_distance", "d_ff"), 2**20),
     **dict.fromkeys(("src_vocab_size", "tgt_vocab_size", "n_classes"), 2**26),
 }
 """Upper bounds, many times the sizes of any model. A file may contain any number, and products of its sizes are computed."""
 
-Positions = Literal["sinusoidal", "learned", "stored", "relative"]
+Positions = Literal["sinusoidal", "learned", "stored", "relative", "none"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+Side = Literal["encoder", "decoder"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +39,13 @@ class ModelConfig:
     """Size of the embeddings and of the layers' inputs and outputs."""
     n_heads: int
     """Number of attention heads per layer."""
+    n_encoder_heads: int = 0
+    """Number of heads of the encoder's self-attention, if it is not `n_heads`; else 0. All heads together have the same size
+    on both sides, so the encoder's head size differs too."""
     d_ff: int
     """Size of the hidden states of the feed-forward."""
     d_head: int = 0
-    """Head size, if it is not d_model / n_heads; else 0."""
+    """Head size, if it is not d_model / n_heads; else 0. With `n_encoder_heads`, that of the decoder."""
     n_encoder_layers: int
     """Number of encoder layers."""
     n_decoder_layers: int
@@ -85,6 +89,8 @@ class ModelConfig:
     """Pre-norm, x + sublayer(norm(x)), instead of post-norm, norm(x + sublayer(x))."""
     final_norm: bool = False
     """Whether each stack has another norm after its last layer."""
+    final_norm_in: Literal["both", "encoder", "decoder"] = "both"
+    """The stacks that have the norm of `final_norm`."""
     shared_norm: bool = False
     """Whether all sublayers of a layer share one LayerNorm."""
     norm: Literal["layer", "rms"] = "layer"
@@ -95,7 +101,7 @@ class ModelConfig:
     """Whether each stack normalises its embeddings, after positions are added, before its first layer."""
     positions: Positions = "sinusoidal"
     """Kind of positions. `stored` is a frozen table from the checkpoint. `relative` leaves the embeddings unchanged and adds
-    a number per head and distance to the scores of self-attention (Raffel et al. 2020, section 2.1)."""
+    a number per head and distance to the scores of self-attention (Raffel et al. 2020, section 2.1). `none` adds nothing."""
     max_distance: int = 0
     """Largest distance of relative positions; larger distances count as this one."""
     position_offset: int = 0
@@ -136,14 +142,21 @@ class ModelConfig:
             require(getattr(self, name) > 0, f"{name} is {getattr(self, name)}, not above 0")
         for name, most in _MOST.items():
             require(getattr(self, name) <= most, f"{name} is {getattr(self, name)}, above {most}")
-        require(
-            self.n_heads <= 0 or self.d_head > 0 or self.d_model % self.n_heads == 0,
-            f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}",
-        )
+        heads_fit = self.n_heads <= 0 or self.d_head > 0 or self.d_model % self.n_heads == 0
+        require(heads_fit, f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}")
+        require(self.n_encoder_heads >= 0, f"n_encoder_heads is {self.n_encoder_heads}, below 0")
+        if self.n_encoder_heads > 0 and self.n_heads > 0 and heads_fit:
+            all_heads = f"the {self.d_attention} numbers of all heads together"
+            is_whole = self.d_attention % self.n_encoder_heads == 0
+            require(is_whole, f"{all_heads} are not a multiple of n_encoder_heads {self.n_encoder_heads}")
         if self.n_classes:
             require(self.n_classes > 0, f"n_classes is {self.n_classes}, below 0")
             require(self.n_decoder_layers == 0, "a classifier has n_decoder_layers 0")
             require(not (self.tie_output or self.tie_source_target), "a classifier has no embeddings to tie")
+            require(self.n_encoder_heads == 0, "a classifier has no n_encoder_heads: n_heads is its encoder's")
+            require(
+                self.final_norm_in == "both", f"final_norm_in is {self.final_norm_in}, and a classifier has one stack"
+            )
         else:
             for name in ("n_decoder_layers", "max_target_length"):
                 require(getattr(self, name) > 0, f"{name} is {getattr(self, name)}, not above 0")
@@ -180,9 +193,14 @@ class ModelConfig:
             self.max_distance > 0 if self.positions == "relative" else self.max_distance == 0,
             f"max_distance is {self.max_distance}, and positions are {self.positions}",
         )
-        require(self.positions != "relative" or self.position_offset == 0, "relative positions have no position_offset")
+        require(
+            self.has_position_table or self.position_offset == 0,
+            f"position_offset is {self.position_offset}, and positions are {self.positions}, which have no table",
+        )
         require(self.positions != "relative" or not self.is_classifier, "a classifier has no relative positions")
         require(not self.gated or self.feed_forward == "linear", "a gated feed_forward is linear")
+        norms_fit = self.final_norm or self.final_norm_in == "both"
+        require(norms_fit, f"final_norm_in is {self.final_norm_in}, and final_norm is false")
         require(self.position_offset >= 0, f"position_offset is {self.position_offset}, below 0")
         require(0 <= self.dropout < 1, f"dropout is {self.dropout}, not in [0, 1)")
         require(0 < self.norm_eps < 1, f"norm_eps is {self.norm_eps}, not in (0, 1)")
@@ -193,12 +211,32 @@ class ModelConfig:
 
     @property
     def head_dim(self) -> int:
+        """Head size of all attention but that of the encoder; also of cross keys and values."""
         return self.d_head or self.d_model // self.n_heads
+
+    @property
+    def encoder_heads(self) -> int:
+        """Number of heads of the encoder's self-attention."""
+        return self.n_encoder_heads or self.n_heads
+
+    @property
+    def encoder_head_dim(self) -> int:
+        """Head size of the encoder's self-attention."""
+        return self.d_attention // self.encoder_heads
 
     @property
     def d_attention(self) -> int:
         """Size of all heads of a token together: d_model, except for models with a `d_head`."""
         return self.n_heads * self.head_dim
+
+    @property
+    def has_position_table(self) -> bool:
+        """Whether position vectors are added to the embeddings. Otherwise any position exists."""
+        return self.positions not in ("relative", "none")
+
+    def has_final_norm(self, side: Side) -> bool:
+        """Whether the stack of this side has a norm after its last layer."""
+        return self.final_norm and self.final_norm_in in ("both", side)
 
     @property
     def least_parameters(self) -> int:
@@ -209,7 +247,7 @@ class ModelConfig:
         vocabularies = self.src_vocab_size + own_embedding * self.tgt_vocab_size
         vocabularies += 0 if self.tie_output or self.is_classifier else self.tgt_vocab_size
         positions = self.max_source_length + (0 if self.is_classifier else self.max_target_length)
-        tables = 0 if self.positions == "relative" else positions
+        tables = positions if self.has_position_table else 0
         attention = 4 * attentions * self.d_attention
         return self.d_model * (vocabularies + 2 * layers * self.d_ff + attention + tables)
 

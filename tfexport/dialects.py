@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tfexport.config import ModelConfig
-from tfexport.contract import PRECISIONS, Dialect, GraphSpec, Precision, groups_queries
+from tfexport.contract import PRECISIONS, Dialect, GraphSpec, Precision, Role, groups_queries
 
 DIALECTS: dict[Dialect, str] = {
     "onnx24": "standard operators of opset 24; attention reads the cache under a boolean mask",
@@ -42,13 +42,14 @@ LARGEST_KERNEL_HEAD = 128
 """Maximum head size of the attention kernels."""
 
 
-def calls_attention_functions(config: ModelConfig) -> bool:
-    """Whether the graphs of the dialect `ort` call the attention functions that have kernels.
+def calls_attention_functions(config: ModelConfig, role: Role) -> bool:
+    """Whether the graphs of this role in the dialect `ort` call the attention functions that have kernels.
 
     They do if the kernels support the head size (`has_kernel` in kernels/attention.h) and the model has no relative
     positions, because these functions add no bias to the scores.
     """
-    return config.head_dim % 16 == 0 and config.head_dim <= LARGEST_KERNEL_HEAD and config.positions != "relative"
+    head_dim = config.encoder_head_dim if role == "encoder" else config.head_dim
+    return head_dim % 16 == 0 and head_dim <= LARGEST_KERNEL_HEAD and config.positions != "relative"
 
 
 LARGEST_GROUP_HEAD = 256

@@ -6,6 +6,9 @@ from __future__ import annotations
 class TfexportError(Exception):
     """Base of all errors that tfexport raises on purpose. The CLI prints the message as one line and exits with 2."""
 
+    example: str = ""
+    """Code to show below the message, in lines of its own."""
+
 
 class ConfigError(TfexportError):
     """A model configuration that is incomplete or contradicts itself."""

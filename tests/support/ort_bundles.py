@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import onnxruntime
@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tests.support.tiny import randomised
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.bundle.writer import write_manifest
-from tfexport.config import ModelConfig
+from tfexport.config import Activation, ModelConfig
 from tfexport.contract import GraphSpec, Precision
 from tfexport.exporter.graphs import write_graphs as write_all_graphs
 from tfexport.exporter.weights import write_variant, write_weights
@@ -53,10 +53,12 @@ def configs(draw: Callable[..., Any]) -> ModelConfig:
 
     n_heads, head_dim = one_of(1, 2, 3), one_of(8, 16, 24, 2, 3, 4, 12)
     source, target = one_of(7, 19), one_of(7, 23)
-    tied = draw(st.booleans())
+    tied, has_final_norm, is_gated = (draw(st.booleans()) for _ in range(3))
+    positions = one_of("sinusoidal", "learned", "stored", "none")
     return ModelConfig(
         d_model=n_heads * head_dim,
         n_heads=n_heads,
+        n_encoder_heads=one_of(0, *(count for count in (1, 2, 3, 6) if n_heads * head_dim % count == 0)),
         d_ff=one_of(1, 5, 32, 40),
         n_encoder_layers=one_of(1, 2, 3),
         n_decoder_layers=one_of(1, 2, 3),
@@ -68,14 +70,18 @@ def configs(draw: Callable[..., Any]) -> ModelConfig:
         pad_id=1,
         bos_id=2,
         eos_id=3,
-        activation=one_of("relu", "gelu"),
+        activation=one_of(*get_args(Activation)),
         norm_first=draw(st.booleans()),
-        final_norm=draw(st.booleans()),
+        final_norm=has_final_norm,
+        final_norm_in=one_of("both", "encoder", "decoder") if has_final_norm else "both",
         shared_norm=draw(st.booleans()),
+        norm=one_of("layer", "rms"),
         norm_eps=one_of(1e-5, 1e-2),
-        positions=one_of("sinusoidal", "learned", "stored"),
-        position_offset=one_of(0, 2),
-        feed_forward=one_of("linear", "conv1d"),
+        embedding_norm=draw(st.booleans()),
+        positions=positions,
+        position_offset=0 if positions == "none" else one_of(0, 2),
+        feed_forward="linear" if is_gated else one_of("linear", "conv1d"),
+        gated=is_gated,
         attention_bias=draw(st.booleans()),
         feed_forward_bias=draw(st.booleans()),
         output_bias=draw(st.booleans()),
@@ -105,6 +111,13 @@ ONE_CHANGE = [
     {"output_bias": True},
     {"n_heads": 2},
     {"n_heads": 1},
+    {"n_encoder_heads": 2},
+    {"d_model": 64, "n_heads": 4, "n_encoder_heads": 2},
+    {"positions": "none"},
+    {"final_norm": True, "final_norm_in": "encoder"},
+    {"norm_first": True, "final_norm": True, "final_norm_in": "decoder"},
+    {"norm": "rms", "embedding_norm": True, "final_norm": True, "feed_forward": "conv1d"},
+    {"norm": "rms", "norm_first": True, "shared_norm": True, "gated": True, "activation": "silu"},
     {"d_model": 64, "n_heads": 4},
     {"n_encoder_layers": 1, "n_decoder_layers": 3},
     {"tgt_vocab_size": 4},

@@ -154,6 +154,30 @@ class Tied(nn.Module):
         return self.lm_head(states.transpose(0, 1))
 
 
+class Uneven(nn.Module):
+    """More heads in the encoder than in the decoder, a final norm in the decoder alone, and no positions."""
+
+    hints: ClassVar = {
+        "norm_first": True, "activation": "relu", "embedding_scale": 1.0, "n_encoder_heads": 2 * HEADS,
+        "positions": "none", "max_source_length": LENGTH, "max_target_length": LENGTH,
+    }  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        options = {"dropout": 0.0, "batch_first": True, "norm_first": True}
+        encoder = nn.TransformerEncoderLayer(D, 2 * HEADS, D_FF, **options)
+        decoder = nn.TransformerDecoderLayer(D, HEADS, D_FF, **options)
+        self.encoder = nn.TransformerEncoder(encoder, ENCODER_LAYERS, enable_nested_tensor=False)
+        self.decoder = nn.TransformerDecoder(decoder, DECODER_LAYERS, nn.LayerNorm(D))
+        self.src_embed, self.tgt_embed = nn.Embedding(SRC_VOCAB, D), nn.Embedding(TGT_VOCAB, D)
+        self.generator = nn.Linear(D, TGT_VOCAB)
+
+    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
+        memory = self.encoder(self.src_embed(src), src_key_padding_mask=src == PAD)
+        mask = {"tgt_mask": causal(tgt.shape[1]), "memory_key_padding_mask": src == PAD}
+        return self.generator(self.decoder(self.tgt_embed(tgt), memory, **mask))
+
+
 MODELS: dict[str, type[nn.Module]] = {"tutorial": Tutorial, "stacks": Stacks, "shared": Shared, "tied": Tied}
 SEEDS = {"tutorial": 5, "stacks": 9, "shared": 0, "tied": 2}
 """Of models that end some sentences."""

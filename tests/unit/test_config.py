@@ -35,6 +35,18 @@ from tfexport.models.model import EncoderClassifier
         ({"n_heads": True, "d_ff": 20.0, "norm_eps": None}, ["n_heads is True", "d_ff is 20.0", "norm_eps is None"]),
         ({"d_model": 2**31 - 2, "n_heads": 1}, ["d_model is 2147483646, above 65536"]),
         ({"max_target_length": 2**31 - 2, "d_ff": 2**31}, ["max_target_length is 2147483646", "d_ff is 2147483648"]),
+        ({"n_encoder_heads": -1}, ["n_encoder_heads is -1, below 0"]),
+        ({"n_encoder_heads": 5}, ["the 12 numbers of all heads together are not a multiple of n_encoder_heads 5"]),
+        ({"d_head": 5, "n_encoder_heads": 2}, ["the 15 numbers of all heads together"]),
+        ({"n_heads": 5, "n_encoder_heads": 7}, ["d_model 12 is not a multiple of n_heads 5"]),
+        ({"positions": "none", "position_offset": 2}, ["position_offset is 2, and positions are none"]),
+        ({"positions": "none", "max_distance": 4}, ["max_distance is 4, and positions are none"]),
+        ({"final_norm": False, "final_norm_in": "decoder"}, ["final_norm_in is decoder, and final_norm is false"]),
+        ({"final_norm_in": "nowhere"}, ["final_norm_in is 'nowhere', not one of both, encoder, decoder"]),
+        (
+            {"n_classes": 2, "n_encoder_heads": 2, "final_norm": True, "final_norm_in": "decoder"},
+            ["a classifier has no n_encoder_heads", "final_norm_in is decoder, and a classifier has one stack"],
+        ),
         ({"activation": "tanh", "positions": []}, ["activation is 'tanh', not one of relu, gelu", "positions is []"]),
     ],
 )

@@ -49,7 +49,7 @@ def freeze_cache(model: onnx.ModelProto, cache: int) -> None:
 def longer_positions(model: onnx.ModelProto, source: int) -> None:
     """Append rows of zeros to the encoder's position table, so that it has `source` rows.
 
-    TensorRT joins the table and the zeros during the build. Relative positions have no such table.
+    TensorRT joins the table and the zeros during the build. Other positions have no such table.
     """
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     joins: list[onnx.NodeProto] = []

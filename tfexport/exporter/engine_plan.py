@@ -115,7 +115,7 @@ class LengthPlan:
         memory to sort them, in float32.
         """
         tokens = self.max_batch * self.max_source
-        encoder = tokens * (config.d_ff + 4 * config.d_model + config.n_heads * self.max_source)
+        encoder = tokens * (config.d_ff + 4 * config.d_model + config.encoder_heads * self.max_source)
         step = 3 * self.max_rows * config.tgt_vocab_size
         return max(64 << 20, 4 * ITEM_SIZES["float32"] * max(encoder, step))
 
@@ -189,8 +189,9 @@ def cost(
 def weight_bytes(config: ModelConfig, precision: Precision) -> dict[str, int]:
     """Bytes of the matrices in the encoder and in a decoder step, with embeddings and positions, without vectors."""
     item, d = ITEM_SIZES[precision], config.d_model
-    encoder = (config.src_vocab_size + config.max_source_length) * d + encoder_matrices(config) + cross_matrices(config)
-    step = (config.tgt_vocab_size + config.max_target_length) * d + decoder_step_matrices(config)
+    source, target = (config.max_source_length, config.max_target_length) if config.has_position_table else (0, 0)
+    encoder = (config.src_vocab_size + source) * d + encoder_matrices(config) + cross_matrices(config)
+    step = (config.tgt_vocab_size + target) * d + decoder_step_matrices(config)
     output = output_matrix(config) * ITEM_SIZES["float32"]
     return {"encoder": encoder * item, "decoder_step": step * item + output}
 

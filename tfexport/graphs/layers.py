@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
+from tfexport.config import Side
 from tfexport.contract import Precision
 from tfexport.graphs import ordered_sums
 from tfexport.graphs.emitter import Emitter, Value
@@ -32,7 +33,7 @@ def masked_score(precision: Precision) -> float:
 def embed_source(emitter: Emitter) -> Value:
     """`src_ids` [batch, src] to states [batch, src, d_model]."""
     ids, offset = emitter.inputs["src_ids"], emitter.config.position_offset
-    if emitter.config.positions == "relative":
+    if not emitter.config.has_position_table:
         return _embedded(emitter, "encoder", ids, None)
     with emitter.module("encoder.positions"):
         start, end = emitter.sizes(offset), emitter.shape_of(ids, 1)
@@ -44,7 +45,7 @@ def embed_source(emitter: Emitter) -> Value:
 def embed_target(emitter: Emitter) -> Value:
     """`tokens` at `position` to states [*tokens.shape, d_model]."""
     position, offset = emitter.inputs["position"], emitter.config.position_offset
-    if emitter.config.positions == "relative":
+    if not emitter.config.has_position_table:
         return _embedded(emitter, "decoder", emitter.inputs["tokens"], None)
     with emitter.module("decoder.positions"):
         if offset:
@@ -159,10 +160,10 @@ def output_attention(emitter: Emitter, weights: Sequence[Value]) -> None:
     emitter.node("Concat", *weights, attributes={"axis": 0}, output="attention")
 
 
-def _stack(emitter: Emitter, side: str, n_layers: int, states: Value, sublayers: Sequence[Sublayer]) -> Value:
+def _stack(emitter: Emitter, side: Side, n_layers: int, states: Value, sublayers: Sequence[Sublayer]) -> Value:
     """The layers of a side and the norm after them, as in `models.layers.Layer`: pre-norm or post-norm."""
     config = emitter.config
-    last = f"{side}.norm" if config.final_norm else None
+    last = f"{side}.norm" if config.has_final_norm(side) else None
     branches = [
         (f"{side}.layers.{i}", f"{side}.layers.{i}.norms.{0 if config.shared_norm else index}", sublayer)
         for i in range(n_layers)

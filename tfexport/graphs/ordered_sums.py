@@ -36,7 +36,7 @@ _INT64 = int(ir.DataType.INT64)
 
 def is_used(emitter: Emitter) -> bool:
     """Whether these are the definitions of the functions in a graph of the dialect `ort`."""
-    return emitter.graph.precision == "int8" and calls_attention_functions(emitter.config)
+    return emitter.graph.precision == "int8" and calls_attention_functions(emitter.config, emitter.graph.role)
 
 
 def or_plain(emitter: Emitter, ordered: Definition, plain: Definition) -> Definition:
@@ -183,7 +183,7 @@ def _attend(emitter: Emitter, query: Value, pair: Sequence[Value], seen: Value) 
         [places, queries, d_attention].
     """
     dim, (keys, values) = emitter.config.head_dim, pair
-    queries = emitter.node("Unsqueeze", _scaled(emitter, query), emitter.sizes(3))
+    queries = emitter.node("Unsqueeze", _scaled(emitter, query, dim), emitter.sizes(3))
     pairs = zip(*(_split(emitter, tensor, -1, dim // LANES) for tensor in (queries, keys)), strict=True)
     scores = _added(emitter, [emitter.node("Mul", *each) for each in pairs])  # [.., queries, numbers, 16]
     scores = emitter.node("Squeeze", _sum_of_lanes(emitter, scores, -1), emitter.sizes(-1))
@@ -208,13 +208,13 @@ def source_attention(emitter: Emitter, query: Value, key: Value, value: Value, l
     `COLUMNS` of the numbers of a head are multiplied at a time. So no tensor is much larger than the scores [batch, heads,
     src, src]. These have the keys first, because CumSum is slow along the last axis.
     """
-    dim = emitter.config.head_dim
+    dim = emitter.config.encoder_head_dim
     size = emitter.shape_of(key, 1, 2)
     places, numbers = _blocks(emitter, size, size)
     keys, values = (emitter.node("Gather", tensor, places, attributes={"axis": 1}) for tensor in (key, value))
     keys, values = (emitter.node("Transpose", each, attributes={"perm": (0, 2, 1, 3)}) for each in (keys, values))
     query = emitter.node("Reshape", query, emitter.shape_of(key))
-    query = _scaled(emitter, emitter.node("Transpose", query, attributes={"perm": (0, 2, 3, 1)}))
+    query = _scaled(emitter, emitter.node("Transpose", query, attributes={"perm": (0, 2, 3, 1)}), dim)
     query = emitter.node("Unsqueeze", query, emitter.sizes(3))
     keys = emitter.node(
         "Unsqueeze", emitter.node("Transpose", keys, attributes={"perm": (0, 1, 3, 2)}), emitter.sizes(4)
@@ -251,8 +251,8 @@ def source_attention(emitter: Emitter, query: Value, key: Value, value: Value, l
     return (emitter.reshape(mixed, 0, 0, emitter.config.d_attention),)
 
 
-def _scaled(emitter: Emitter, query: Value) -> Value:
-    scale = np.float32(1) / np.sqrt(np.float32(emitter.config.head_dim))
+def _scaled(emitter: Emitter, query: Value, head_dim: int) -> Value:
+    scale = np.float32(1) / np.sqrt(np.float32(head_dim))
     return emitter.node("Mul", query, _number(emitter, scale))
 
 

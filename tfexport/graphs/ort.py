@@ -62,19 +62,19 @@ def _encoder(emitter: Emitter) -> None:
     config = emitter.config
     length, size = emitter.inputs["src_len"], emitter.shape_of(emitter.inputs["src_ids"])
     grid = _shape(emitter, size, config.d_attention)
-    heads = _shape(emitter, size, config.n_heads, config.head_dim)
+    heads = _shape(emitter, size, config.encoder_heads, config.encoder_head_dim)
     bias = layers.source_position_bias(emitter) if config.positions == "relative" else None
 
     def self_attention(path: str, inner: Value) -> Value:
         parts = [emitter.project(f"{path}.self_attention.{part}", inner) for part in ("query", "key", "value")]
         with emitter.module(f"{path}.self_attention"):
-            if calls_attention_functions(config):
+            if calls_attention_functions(config, emitter.graph.role):
                 rows = [parts[0], *(emitter.node("Reshape", part, heads) for part in parts[1:])]
                 body = ordered_sums.or_plain(emitter, ordered_sums.source_attention, _source_attention)
                 (mixed,) = emitter.call("SourceAttention", *rows, length, body=body, outputs=("",))
             else:
                 query, key, value = (_three_axes(emitter, part, grid) for part in parts)
-                mixed = _attention(emitter, query, key, value, length=length, bias=bias)
+                mixed = _attention(emitter, config.encoder_heads, query, key, value, length=length, bias=bias)
         return emitter.project(f"{path}.self_attention.output", mixed)
 
     states = layers.encoder_stack(emitter, _two_axes(emitter, layers.embed_source(emitter)), self_attention)
@@ -221,9 +221,9 @@ def _shape(emitter: Emitter, size: Value, *more: int) -> Value:
 
 
 def _attention(
-    emitter: Emitter, query: Value, key: Value, value: Value, *, length: Value | None, bias: Value | None
+    emitter: Emitter, heads: int, query: Value, key: Value, value: Value, *, length: Value | None, bias: Value | None
 ) -> Value:
-    """Attention of `query` [batch, queries, d_attention]; returns states for a projection.
+    """Attention of `query` [batch, queries, d_attention] with so many `heads`; returns states for a projection.
 
     Args:
         key, value: [batch, keys, d_attention], or [batch, heads, keys, head_dim] in the layout of caches.
@@ -233,7 +233,7 @@ def _attention(
     mixed = emitter.node(
         "MultiHeadAttention",
         *(query, key, value, None, length, bias),
-        attributes={"num_heads": emitter.config.n_heads, "mask_filter_value": layers.masked_score("float32")},
+        attributes={"num_heads": heads, "mask_filter_value": layers.masked_score("float32")},
         domain=CONTRIB,
     )
     return _attention_output(emitter, mixed)
@@ -243,7 +243,7 @@ def _call_attention(
     emitter: Emitter, name: str, *inputs: Value, body: Callable[..., Sequence[Value]], outputs: Sequence[str]
 ) -> Sequence[Value]:
     """The outputs of `body(emitter, *inputs)`, in a function if it may have a kernel; see `Emitter.call`."""
-    if calls_attention_functions(emitter.config):
+    if calls_attention_functions(emitter.config, emitter.graph.role):
         return emitter.call(name, *inputs, body=body, outputs=outputs)
     found = body(emitter, *inputs)
     for value, output in zip(found, outputs, strict=True):
@@ -256,13 +256,14 @@ def _source_attention(emitter: Emitter, query: Value, key: Value, value: Value, 
     """Attention of all tokens of a source: `query` [.., d_attention], `key`, `value` [batch, src, heads, head_dim]."""
     grid = _shape(emitter, emitter.shape_of(key, 0, 2), emitter.config.d_attention)
     rows = (emitter.node("Reshape", part, grid) for part in (query, key, value))
-    return (_attention(emitter, *rows, length=length, bias=None),)
+    return (_attention(emitter, emitter.config.encoder_heads, *rows, length=length, bias=None),)
 
 
 def _cross_attention(emitter: Emitter, query: Value, key: Value, value: Value, length: Value) -> Sequence[Value]:
     """Cross-attention of all hypotheses of a sentence; `query` is [batch, queries, d_attention] or [n, d_attention]."""
-    grid = _shape(emitter, emitter.shape_of(key, 0, 1), -1, emitter.config.d_attention)
-    return (_attention(emitter, _three_axes(emitter, query, grid), key, value, length=length, bias=None),)
+    config = emitter.config
+    query = _three_axes(emitter, query, _shape(emitter, emitter.shape_of(key, 0, 1), -1, config.d_attention))
+    return (_attention(emitter, config.n_heads, query, key, value, length=length, bias=None),)
 
 
 def _self_attention(emitter: Emitter, layer: int, query_key_value: Value) -> Value:
@@ -337,4 +338,4 @@ def _beam_attention(
     masked = emitter.constant(layers.masked_score("float32"), np.float32)
     seen = layers.slot_position_bias(emitter) if config.positions == "relative" else emitter.constant(0.0, np.float32)
     bias = emitter.node("Where", mask, seen, masked)
-    return _attention(emitter, query, present[0], present[1], length=None, bias=bias), *present
+    return _attention(emitter, config.n_heads, query, *present, length=None, bias=bias), *present

@@ -72,7 +72,8 @@ def _encoder(emitter: Emitter) -> None:
     def self_attention(path: str, inner: Value) -> Value:
         path = f"{path}.self_attention"
         query, key, value = (_reshaped(emitter, path, emitter.project(f"{path}.{part}", inner), grid) for part in PARTS)
-        mixed = _attention(emitter, path, query, key, value, mask=bias, length=emitter.inputs["src_len"])
+        valid = {"mask": bias, "length": emitter.inputs["src_len"]}
+        mixed = _attention(emitter, path, config.encoder_heads, query, key, value, **valid)
         return emitter.project(f"{path}.output", mixed)
 
     states = emitter.reshape(layers.embed_source(emitter), -1, config.d_model)
@@ -104,7 +105,7 @@ def _step(emitter: Emitter) -> None:
         layer, path = path.rpartition(".")[2], f"{path}.cross_attention"
         query = _reshaped(emitter, path, emitter.project(f"{path}.query", inner), _rows_by_sentence(emitter))
         key, value = (inputs[f"cross.{layer}.{part}"] for part in ("key", "value"))
-        mixed = _attention(emitter, path, query, key, value, length=inputs["src_len"])
+        mixed = _attention(emitter, path, config.n_heads, query, key, value, length=inputs["src_len"])
         return emitter.project(f"{path}.output", mixed)
 
     states = layers.embed_target(emitter)
@@ -198,7 +199,7 @@ def _beam_attention(emitter: Emitter, path: str, inner: Value) -> Value:
             _written(emitter, f"{layer}.{part}", slots, emitter.inputs["slot"], axis=1)
             for part, slots in zip(("key", "value"), new, strict=True)
         )
-    return _attention(emitter, path, query, key, value, mask=_slot_mask(emitter))
+    return _attention(emitter, path, emitter.config.n_heads, query, key, value, mask=_slot_mask(emitter))
 
 
 def _slot_mask(emitter: Emitter) -> Value:
@@ -233,6 +234,7 @@ def _reshaped(emitter: Emitter, path: str, states: Value, shape: Value) -> Value
 def _attention(
     emitter: Emitter,
     path: str,
+    heads: int,
     query: Value,
     key: Value,
     value: Value,
@@ -240,15 +242,15 @@ def _attention(
     mask: Value | None = None,
     length: Value | None = None,
 ) -> Value:
-    """Attention of `query` [batch, queries, d_attention]; returns [batch * queries, d_attention].
+    """Attention of `query` [batch, queries, d_attention] with so many `heads`; returns [batch * queries, d_attention].
 
     Args:
         key, value: [batch, keys, d_attention].
         mask: added to the scores, [batch, heads or 1, queries, keys].
         length: int64 [batch], the number of valid keys; all if None.
     """
-    heads = emitter.config.n_heads
-    attributes = {"scale": emitter.config.head_dim**-0.5, "q_num_heads": heads, "kv_num_heads": heads}
+    scale = (emitter.config.d_attention // heads) ** -0.5
+    attributes = {"scale": scale, "q_num_heads": heads, "kv_num_heads": heads}
     valid = (mask, None, None, length) if length is not None else (mask,)
     with emitter.module(path):
         mixed = emitter.node("Attention", query, key, value, *valid, attributes=attributes)

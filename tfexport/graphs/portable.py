@@ -64,8 +64,8 @@ def _encoder(emitter: Emitter) -> None:
     states = _encoder_states(emitter)
     for i in range(emitter.config.n_decoder_layers):
         for part in ("key", "value"):
-            path = f"decoder.layers.{i}.cross_attention"
-            _split_heads(emitter, path, emitter.project(f"{path}.{part}", states), output=f"cross.{i}.{part}")
+            path, heads = f"decoder.layers.{i}.cross_attention", emitter.config.n_heads
+            _split_heads(emitter, path, emitter.project(f"{path}.{part}", states), heads, output=f"cross.{i}.{part}")
 
 
 def _classifier(emitter: Emitter) -> None:
@@ -81,11 +81,13 @@ def _encoder_states(emitter: Emitter) -> Value:
     def self_attention(path: str, inner: Value) -> Value:
         path = f"{path}.self_attention"
         query, key, value = (
-            _split_heads(emitter, path, emitter.project(f"{path}.{part}", inner)) for part in ("query", "key", "value")
+            _split_heads(emitter, path, emitter.project(f"{path}.{part}", inner), emitter.config.encoder_heads)
+            for part in ("query", "key", "value")
         )
         bias = layers.source_position_bias(emitter) if emitter.config.positions == "relative" else None
         length = emitter.inputs["src_len"]
-        mixed = _attention(emitter, path, query, key, value, length, keys=keys, queries=keys, bias=bias)
+        head_dim = emitter.config.encoder_head_dim
+        mixed = _attention(emitter, path, query, key, value, length, keys, keys, bias=bias, head_dim=head_dim)
         with emitter.module(path):
             mixed = emitter.node("Transpose", mixed, attributes={"perm": (0, 2, 1, 3)})
             mixed = emitter.reshape(mixed, 0, 0, emitter.config.d_attention)
@@ -124,7 +126,7 @@ def _decoder_step(emitter: Emitter) -> None:
                 for part, states in zip(("key", "value"), new, strict=True)
             )
             query = _one_slot(emitter, query)
-        mixed = _attention(emitter, path, query, key, value, filled, keys=cache, queries=None, bias=bias)
+        mixed = _attention(emitter, path, query, key, value, filled, cache, None, bias=bias, head_dim=config.head_dim)
         with emitter.module(path):
             mixed = emitter.reshape(mixed, -1, config.d_attention)
         return emitter.project(f"{path}.output", mixed)
@@ -136,9 +138,10 @@ def _decoder_step(emitter: Emitter) -> None:
         with emitter.module(path):
             query = emitter.node("Reshape", query, beams)
             query = emitter.node("Transpose", query, attributes={"perm": (0, 2, 1, 3)})
-        mixed = _attention(emitter, path, query, key, value, inputs["src_len"], keys=src, queries=beam)
+        length = inputs["src_len"]
+        mixed = _attention(emitter, path, query, key, value, length, src, beam, bias=None, head_dim=config.head_dim)
         if emitter.graph.tells_attention:
-            mask = _mask(emitter, inputs["src_len"], src, beam)
+            mask = _mask(emitter, length, src, beam)
             weights.append(layers.attention_weights(emitter, path, query, key, mask))
         with emitter.module(path):
             mixed = emitter.node("Transpose", mixed, attributes={"perm": (0, 2, 1, 3)})
@@ -168,10 +171,10 @@ def _one_slot(emitter: Emitter, states: Value) -> Value:
     return emitter.reshape(states, -1, emitter.config.n_heads, 1, emitter.config.head_dim)
 
 
-def _split_heads(emitter: Emitter, path: str, states: Value, *, output: str = "") -> Value:
-    """[batch, length, d_model] to [batch, heads, length, head_dim]."""
+def _split_heads(emitter: Emitter, path: str, states: Value, heads: int, *, output: str = "") -> Value:
+    """[batch, length, d_attention] to [batch, heads, length, head_dim]."""
     with emitter.module(path):
-        states = emitter.reshape(states, 0, 0, emitter.config.n_heads, emitter.config.head_dim)
+        states = emitter.reshape(states, 0, 0, heads, emitter.config.d_attention // heads)
         return emitter.node("Transpose", states, attributes={"perm": (0, 2, 1, 3)}, output=output)
 
 
@@ -182,10 +185,11 @@ def _attention(
     key: Value,
     value: Value,
     length: Value,
-    *,
     keys: Value,
     queries: Value | None,
-    bias: Value | None = None,
+    *,
+    bias: Value | None,
+    head_dim: int,
 ) -> Value:
     """Attention of `query` [.., heads, queries, head_dim] to the first `length` [batch] of the keys.
 
@@ -203,7 +207,7 @@ def _attention(
                 mask = emitter.node("Where", mask, bias, emitter.scalar(layers.masked_score(emitter.graph.precision)))
         valid = (mask,)
     with emitter.module(path):
-        scale = {"scale": emitter.config.head_dim**-0.5}
+        scale = {"scale": head_dim**-0.5}
         return emitter.node("Attention", query, key, value, *valid, attributes=scale)
 
 

@@ -50,10 +50,10 @@ def best_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 class Attention(nn.Module):
     """Multi-head scaled dot-product attention (section 3.2). `key_value` is a method of its own, for the KV cache."""
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, n_heads: int):
         super().__init__()
         d, inner, bias = config.d_model, config.d_attention, config.attention_bias
-        self.n_heads, self.head_dim = config.n_heads, config.head_dim
+        self.n_heads, self.head_dim = n_heads, inner // n_heads
         self.query = nn.Linear(d, inner, bias=bias)
         self.key = nn.Linear(d, inner, bias=bias)
         self.value = nn.Linear(d, inner, bias=bias)
@@ -149,7 +149,7 @@ class Layer(nn.Module):
 class EncoderLayer(Layer):
     def __init__(self, config: ModelConfig):
         super().__init__(config, n_sublayers=2)
-        self.self_attention = Attention(config)
+        self.self_attention = Attention(config, config.encoder_heads)
         self.feed_forward = FeedForward(config)
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
@@ -162,8 +162,8 @@ class EncoderLayer(Layer):
 class DecoderLayer(Layer):
     def __init__(self, config: ModelConfig):
         super().__init__(config, n_sublayers=3)
-        self.self_attention = Attention(config)
-        self.cross_attention = Attention(config)
+        self.self_attention = Attention(config, config.n_heads)
+        self.cross_attention = Attention(config, config.n_heads)
         self.feed_forward = FeedForward(config)
 
     def forward(

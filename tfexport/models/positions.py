@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tfexport.config import ModelConfig
+from tfexport.config import ModelConfig, Side
 
 
 def sinusoids(n_positions: int, d_model: int) -> Tensor:
@@ -60,10 +60,12 @@ class DistanceTable(nn.Module):
     Row d of the decoder is for a key d tokens before the query. Row 0 of the encoder is for the furthest key after it.
     """
 
-    def __init__(self, config: ModelConfig, *, both_ways: bool):
+    def __init__(self, config: ModelConfig, side: Side):
         super().__init__()
-        self.most, self.least = config.max_distance, -config.max_distance if both_ways else 0
-        self.table = nn.Parameter(torch.zeros(self.most - self.least + 1, config.n_heads))
+        is_encoder = side == "encoder"
+        self.most, self.least = config.max_distance, -config.max_distance if is_encoder else 0
+        heads = config.encoder_heads if is_encoder else config.n_heads
+        self.table = nn.Parameter(torch.zeros(self.most - self.least + 1, heads))
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The bias [.., heads, queries, keys] for positions of queries [.., queries] and keys [keys]."""

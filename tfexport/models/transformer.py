@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tfexport.config import ModelConfig
+from tfexport.config import ModelConfig, Side
 from tfexport.models.layers import DecoderLayer, EncoderLayer, KeyValue, WriteCache, norm_of, write_cache
 from tfexport.models.positions import DistanceTable, PositionTable
 
@@ -25,37 +25,40 @@ def _embedding(vocab_size: int, d_model: int) -> nn.Embedding:
 
 
 class Stack(nn.Module):
-    """Base of encoder and decoder: embeddings, position table and a final norm around the layers."""
+    """Base of encoder and decoder: embeddings, positions and a final norm around the layers."""
 
-    def __init__(self, config: ModelConfig, max_length: int, vocab_size: int | None, *, both_ways: bool):
+    def __init__(self, config: ModelConfig, side: Side, max_length: int, vocab_size: int | None):
         super().__init__()
         self.tokens = _embedding(vocab_size, config.d_model) if vocab_size else None
-        self.is_relative = config.positions == "relative"
-        self.positions = (
-            DistanceTable(config, both_ways=both_ways) if self.is_relative else PositionTable(config, max_length)
-        )
+        self.positions: DistanceTable | PositionTable | None = None
+        if config.positions == "relative":
+            self.positions = DistanceTable(config, side)
+        elif config.has_position_table:
+            self.positions = PositionTable(config, max_length)
         self.embedding_norm = norm_of(config) if config.embedding_norm else nn.Identity()
-        self.norm = norm_of(config) if config.final_norm else nn.Identity()
+        self.norm = norm_of(config) if config.has_final_norm(side) else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
         self.scale = config.embedding_scale
 
     def embed(self, ids: Tensor, position: Tensor, table: Tensor) -> Tensor:
         """Embed `ids` [batch, length] at `position` [length] or [batch, length]; returns [batch, length, d_model]."""
         states = F.embedding(ids, table) * self.scale
-        if not self.is_relative:
+        if isinstance(self.positions, PositionTable):
             states = states + self.positions(position)
         return self.dropout(self.embedding_norm(states))
 
     def biased(self, mask: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
         """The self-attention `mask`, which broadcasts to [.., heads, queries, keys], with the bias of relative positions."""
-        return torch.where(mask, self.positions(queries, keys), -math.inf) if self.is_relative else mask
+        if not isinstance(self.positions, DistanceTable):
+            return mask
+        return torch.where(mask, self.positions(queries, keys), -math.inf)
 
 
 class Encoder(Stack):
     tokens: nn.Embedding
 
     def __init__(self, config: ModelConfig):
-        super().__init__(config, config.max_source_length, config.src_vocab_size, both_ways=True)
+        super().__init__(config, "encoder", config.max_source_length, config.src_vocab_size)
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.n_encoder_layers))
 
     def forward(self, src_ids: Tensor, src_len: Tensor) -> Tensor:
@@ -74,7 +77,7 @@ class Encoder(Stack):
 class Decoder(Stack):
     def __init__(self, config: ModelConfig):
         own_vocab = None if config.tie_source_target else config.tgt_vocab_size
-        super().__init__(config, config.max_target_length, own_vocab, both_ways=False)
+        super().__init__(config, "decoder", config.max_target_length, own_vocab)
         layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.n_decoder_layers))
         self.layers: Sequence[DecoderLayer] = layers  # type: ignore[assignment]
 

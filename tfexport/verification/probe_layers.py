@@ -308,13 +308,14 @@ def _hint(path: str, side: str, starts: bool, pair: Pair) -> str:
         exchanged = ", or attentions exchanged" if path.startswith("decoder") else ""
         return f"the input of the first layer: embedding_scale, positions, position_offset; or norm_first{exchanged}"
     if (pair.whole and side == "output") or ("attention.output" in path and side == "input"):
-        return "the attention: n_heads, which of its matrices is query, key and value, or a mask"
+        heads = "n_heads, n_encoder_heads" if path.startswith("encoder") else "n_heads"
+        return f"the attention: {heads}, which of its matrices is query, key and value, or a mask"
     if "feed_forward.output" in path and side == "input":
         return "the feed-forward: activation, gated"
     if "norm" in path and side == "output":
         return "the norm: norm_eps, or another kind of norm"
     if "cross_attention" in path and side == "input" and last in ("key", "value"):
-        return "the encoder's output: final_norm"
+        return "the encoder's output: final_norm, final_norm_in"
     if side == "input":
         return "the computation before it: norm_first, norms in another order, or attentions exchanged"
     return "this weight: transposed, or that of another layer"

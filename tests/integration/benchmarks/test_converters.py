@@ -64,6 +64,7 @@ BOTH_READ: dict[str, dict[str, Any]] = {
     "output bias": {"output_bias": True},
     "conv1d and one norm a layer": {"feed_forward": "conv1d", "shared_norm": True},
     "larger source vocabulary, shorter source": {"src_vocab_size": 41, "max_source_length": 23},
+    "other heads in the encoder": {"n_encoder_heads": 2},
     "tied output": {"tie_output": True},
     "one vocabulary": ONE_VOCABULARY,
     "one matrix": {**ONE_VOCABULARY, "tie_output": True},
@@ -78,6 +79,8 @@ CTRANSLATE2_READS: dict[str, dict[str, Any]] = {
     "pre-norm, two vocabularies": PRE_NORM,
     "pre-norm, no final norm": {"norm_first": True},
     "post-norm, final norm": {"final_norm": True},
+    "a final norm in the encoder": {"final_norm": True, "final_norm_in": "encoder"},
+    "pre-norm, a final norm in the decoder": {"norm_first": True, "final_norm": True, "final_norm_in": "decoder"},
     "no unknown token": {"unk_id": -1},
     "bos that the source has not": {"src_vocab_size": 9, "bos_id": 20},
     "unknown token that the target has not": {"src_vocab_size": 41, "unk_id": 39},
@@ -89,6 +92,8 @@ HUGGING_FACE_REFUSES: list[tuple[dict[str, Any], str]] = [
     ({"norm_eps": 1e-6, "embedding_scale": 2.0}, "norm_eps 1e-06, only 1e-05; embedding_scale 2"),
     ({"final_norm": True}, "no post-norm with a final norm"),
     ({"norm_first": True, **ONE_VOCABULARY}, "no pre-norm without a final norm"),
+    ({**PRE_NORM, **ONE_VOCABULARY, "final_norm_in": "encoder"}, "final_norm_in encoder"),
+    ({"positions": "none"}, "not positions none"),
 ]
 
 
@@ -98,7 +103,7 @@ def random_model(changes: dict[str, Any]) -> Transformer:
     with torch.no_grad():
         for stack in (model.encoder, model.decoder):
             # Not to be swallowed by scaled embeddings; a stored table is not one of the parameters.
-            if model.config.positions != "sinusoidal":
+            if model.config.positions in ("learned", "stored"):
                 stack.positions.table.copy_(torch.randn(stack.positions.table.shape))
         if model.output_bias is not None:
             model.output_bias[model.config.pad_id] = -20.0  # a trained model does not emit it

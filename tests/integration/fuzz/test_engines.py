@@ -27,7 +27,10 @@ def test_the_random_models_are_of_every_kind() -> None:
     assert 120 < max(heads) <= 128
     assert sum(config.head_dim % 8 != 0 for config in configs) > len(configs) // 2
     assert any(config.d_head and config.d_model % 2 for config in configs)
-    assert {config.positions for config in configs} == {"sinusoidal", "learned", "relative"}
+    assert {config.positions for config in configs} == {"sinusoidal", "learned", "relative", "none"}
+    assert {config.final_norm_in for config in configs} == {"both", "encoder", "decoder"}
+    assert {(config.norm, config.gated) for config in configs} >= {("rms", True), ("rms", False), ("layer", True)}
+    assert sum(config.encoder_head_dim != config.head_dim for config in configs) > len(configs) // 5
     assert any(config.is_classifier for config in configs)
 
 

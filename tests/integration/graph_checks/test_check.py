@@ -78,7 +78,12 @@ def test_clean_graphs_of_any_model_have_no_fault(
         assert found.first is None, (found.file, found.first)
 
 
-KINDS = [*ONE_CHANGE, {"positions": "relative", "max_distance": 6, "norm": "rms"}, {"gated": True, "d_head": 5}]
+KINDS = [
+    *ONE_CHANGE,
+    {"positions": "relative", "max_distance": 6, "norm": "rms"},
+    {"positions": "relative", "max_distance": 6, "n_encoder_heads": 4},
+    {"gated": True, "d_head": 5},
+]
 
 
 @pytest.mark.sampled(every=99)

@@ -388,7 +388,8 @@ def rounded_model(model: Transformer, folder: Path, precision: Any) -> Transform
         modules[path].forward = forward  # type: ignore[method-assign]
 
     for projection in projections(model.config).values():
-        rectified = projection.name.endswith("feed_forward.output") and model.config.activation == "relu"
+        is_relu = model.config.activation == "relu" and not model.config.gated
+        rectified = is_relu and projection.name.endswith("feed_forward.output")
         rounded = Rounded(tensors, projection.name, biases_of(model, projection), rectified=rectified)
         if projection.name == "output":
             twin._logits = lambda states, r=rounded: torch.from_numpy(r(twin.decoder.norm(states).numpy()))  # type: ignore[method-assign]

@@ -294,8 +294,23 @@ def test_a_kernel_computes_what_its_definition_says(
 @pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("head_dim", range(16, 144, 16))
 def test_every_size_of_heads_that_there_is_a_kernel_for(head_dim: int, tmp_path: Path) -> None:
-    assert calls_attention_functions(model_of(head_dim).config) == (head_dim <= 128)
+    config = model_of(head_dim).config
+    assert {calls_attention_functions(config, role) for role in ("encoder", "beam_step")} == {head_dim <= 128}
     _decodes_the_same(model_of(head_dim), tmp_path)
+
+
+@pytest.mark.parametrize("encoder_head_dim", [DIM, 2 * DIM, DIM // 2])
+def test_each_side_has_kernels_for_its_own_heads(encoder_head_dim: int, tmp_path: Path) -> None:
+    model = model_of(2 * DIM, n_encoder_heads=2 * HEADS * DIM // encoder_head_dim)
+    for precision in ("float32", "int8"):
+        graphs = {graph.role: graph.file for graph in write_graphs(model, tmp_path, precision)}
+        called = {
+            role: {function.name for function in onnx.load(tmp_path / file, load_external_data=False).functions}
+            for role, file in graphs.items()
+        }
+        assert ("SourceAttention" in called["encoder"]) == (encoder_head_dim % 16 == 0)
+        assert {"BeamAttention", "CrossAttention"} <= called["beam_step"]
+    _decodes_the_same(model, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.ort_bundles import CONFIG, random_model, random_sources
 from tests.support.tiny import BOS, MAX_LENGTH, PAD, SRC_VOCAB, TGT_VOCAB
 from tfexport.bundle.reader import open_bundle
 from tfexport.contract import BEST, Precision
@@ -80,6 +81,24 @@ def test_steps_to_the_full_length_equal_the_forward_without_a_cache(
     if buckets:
         with pytest.raises(TfexportError, match="a translation of 21 tokens"):
             runtime.step(state, targets[:, 0])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"n_encoder_heads": 2},
+        {"n_encoder_heads": 4, "positions": "relative", "max_distance": 3},
+        {"positions": "none", "norm": "rms", "final_norm": True, "final_norm_in": "decoder"},
+    ],
+    ids=str,
+)
+def test_models_of_other_kinds_find_what_the_reference_finds(changes: dict[str, Any]) -> None:
+    model = random_model(CONFIG.replace(max_target_length=MAX_LENGTH, **changes))
+    static = TorchRuntime(model, static=StaticDecoder(model, buckets=SMALL_SHAPES))
+    for options in (SearchOptions(), SearchOptions(beam=4, nbest=4)):
+        sources = random_sources(CONFIG, (7, 1, 20, 3, 12))
+        wanted, found = (search(runtime, sources, options) for runtime in (TorchRuntime(model), static))
+        assert [[h.ids for h in row] for row in found] == [[h.ids for h in row] for row in wanted]
 
 
 @pytest.mark.parametrize("buckets", [SMALL_CACHES, SMALL_SHAPES])

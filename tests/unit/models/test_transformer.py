@@ -45,6 +45,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tied output": {"tie_output": True, "output_bias": True},
     "all tied": {"tie_output": True, "tie_source_target": True, "src_vocab_size": 19},
     "dropout": {"dropout": 0.5},
+    "other heads in the encoder": {"n_encoder_heads": 2},
+    "other heads and relative positions": {"n_encoder_heads": 4, "positions": "relative", "max_distance": 3},
+    "no positions": {"positions": "none"},
+    "a final norm in the encoder": {"final_norm": True, "final_norm_in": "encoder"},
+    "RMSNorm everywhere": {"norm": "rms", "final_norm": True, "embedding_norm": True, "shared_norm": True},
+    "gated": {"norm": "rms", "norm_first": True, "gated": True, "activation": "silu"},
 }
 
 
@@ -190,6 +196,56 @@ def test_attention_maps_are_those_of_the_forward() -> None:
         mask = (torch.arange(9) < src_len[:, None])[:, None, None]
         mixed = (layer.weights(seen, memory, mask) @ memory.value).transpose(1, 2).flatten(2)
         assert (layer.output(mixed) - layer(seen, memory, mask)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4, 10])
+def test_the_encoder_has_its_own_heads_and_the_decoder_those_of_the_model(heads: int) -> None:
+    model = build(n_encoder_heads=heads)
+    attentions = [
+        (model.encoder.layers[0].self_attention, heads),
+        (model.decoder.layers[0].self_attention, SMALL.n_heads),
+        (model.decoder.layers[0].cross_attention, SMALL.n_heads),
+    ]
+    states = torch.randn(2, 7, SMALL.d_model)
+    for ours, count in attentions:
+        theirs = torch.nn.MultiheadAttention(SMALL.d_model, count, batch_first=True)
+        parts = (ours.query, ours.key, ours.value)
+        with torch.no_grad():
+            theirs.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
+            theirs.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
+            theirs.out_proj.load_state_dict(ours.output.state_dict())
+            wanted, _ = theirs(states, states, states, need_weights=False)
+            got = ours(states, ours.key_value(states), torch.ones(1, 1, 7, 7, dtype=torch.bool))
+        assert (got - wanted).abs().max() < 1e-5
+    assert model.empty_cache(3, 6)[0].key.shape == (3, SMALL.n_heads, 6, SMALL.head_dim)
+    table = build(n_encoder_heads=heads, positions="relative", max_distance=3).state_dict()
+    assert table["encoder.positions.table"].shape == (7, heads)
+    assert table["decoder.positions.table"].shape == (4, SMALL.n_heads)
+
+
+def test_a_model_without_positions_is_one_whose_table_is_zero() -> None:
+    model, other = build(positions="none"), build(positions="learned")
+    weights = model.state_dict()
+    assert not [name for name in weights if "positions" in name]
+    tables = {name: torch.zeros_like(tensor) for name, tensor in other.state_dict().items() if "positions" in name}
+    other.load_state_dict({**weights, **tables})
+    given = batch(SMALL)
+    with torch.inference_mode():
+        assert torch.equal(model(*given), other(*given))
+
+
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_a_final_norm_stands_in_one_stack(side: str) -> None:
+    model, without = build(final_norm=True, final_norm_in=side), build()
+    norms = {name: tensor for name, tensor in model.state_dict().items() if name not in without.state_dict()}
+    assert set(norms) == {f"{side}.norm.weight", f"{side}.norm.bias"}
+    without.load_state_dict({name: tensor for name, tensor in model.state_dict().items() if name not in norms})
+    norm = torch.nn.LayerNorm(SMALL.d_model)
+    norm.load_state_dict({name.rpartition(".")[2]: tensor for name, tensor in norms.items()})
+    getattr(without, side).norm = norm
+    given = batch(SMALL)
+    with torch.inference_mode():
+        assert torch.equal(model(*given), without(*given))
 
 
 def test_dropout_acts_in_training_only() -> None:

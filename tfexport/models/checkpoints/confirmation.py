@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 Source = Literal["", "module", "outputs", "file"]
-"""What confirmed a reading: the user's own module, expected outputs, or a file that describes itself (a toolkit's checkpoint,
-a Hugging Face folder, tfexport's own); empty if nothing did."""
+"""What confirmed a reading: the user's own module, expected outputs, or a file that describes itself (a toolkit's
+checkpoint, a Hugging Face folder, tfexport's own); empty if nothing did."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ def convert(
         converted = family.adjust(converted)
     for side, most in (("encoder", config.max_source_length), ("decoder", config.max_target_length)):
         name = f"{side}.positions.table"
-        if name in converted and converted[name].dim() and config.positions != "relative":
+        if name in converted and converted[name].dim() and config.has_position_table:
             # The user may limit the lengths of a model whose table is longer.
             converted[name] = converted[name][: most + config.position_offset]
         elif name not in converted and family is not None and most > 0:

@@ -161,7 +161,8 @@ def is_same(one: object, other: object) -> bool:
 
 def check_lengths(path: Path, told: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
     """Raise ConfigError if the user gives lengths for which the file has no positions."""
-    if told.get("positions") == "relative" or told.get("n_decoder_layers") == 0:  # unlimited, or a classifier
+    is_unlimited = told.get("positions") in ("relative", "none")
+    if is_unlimited or told.get("n_decoder_layers") == 0:  # or a classifier
         return
     for name in ("max_source_length", "max_target_length"):
         if isinstance(wanted := hints.get(name), int) and wanted > told.get(name, wanted):

@@ -34,6 +34,7 @@ from tfexport.models.families.family import Family
 from tfexport.models.formats import native
 from tfexport.models.formats.files import read_file
 from tfexport.models.formats.native import Tokenizers
+from tfexport.models.live.read import LiveModel
 from tfexport.models.model import Model, build_model
 from tfexport.models.toolkits import ctranslate2, fairseq, hugging_face, joeynmt, marian, opennmt
 from tfexport.models.toolkits.toolkit import TextOptions, Toolkit
@@ -85,6 +86,8 @@ class Checkpoint:
     """Names of tensors that belong to no layer, according to the user."""
     generation: Mapping[str, Any] | None = None
     """Default search options of the model's library, from `generation_config.json`."""
+    live: LiveModel | None = None
+    """What was read from the user's module, if it was read from one."""
     confirmation: Confirmation = field(default_factory=Confirmation)
     """Who confirms that the settings are those of the owner's code."""
 
@@ -260,6 +263,8 @@ class Reading:
             stand_ins = {"n_heads": 1, "embedding_scale": 1.0, "activation": "relu", "norm_first": False}
             stand_ins |= {"max_source_length": 1, "max_target_length": 1}
             stood_in = {name: stand_ins.get(name, 0) for name in missing}
+            if "n_heads" in missing:  # the encoder's heads need not divide those that stand in
+                stood_in["n_encoder_heads"] = 0
             config = ModelConfig.from_dict({**fields, **stood_in}, where=str(self.path))
             other = config.replace(n_heads=2 if config.d_head else config.d_model) if "n_heads" in missing else config
             problems = convert(self.family, self.weights, config, unknown=differently_shaped(config, other))[1]

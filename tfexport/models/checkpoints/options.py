@@ -36,6 +36,11 @@ class FamilyOptions(Options):
         metavar="NAME|FILE.py",
         help="The checkpoint family; or a family file of your own, which is run as Python.",
     )
+    module: str | None = option(
+        None,
+        metavar="FILE.py:NAME",
+        help="Your function that returns the model. It is run, and its forward is read and proven; for `export`.",
+    )
     config: Path | None = option(
         None, help="JSON file with model fields; by default the checkpoint's name with .json, if it exists."
     )
@@ -99,8 +104,8 @@ class LayoutOptions(Options):
     positions: str | None = option(
         None,
         gives=("positions",),
-        metavar="NAME|sinusoidal",
-        help="The position table's name in your model, or two, as in SRC,TGT; sinusoidal if it computes positions.",
+        metavar="NAME|sinusoidal|none",
+        help="The position table's name in your model, or two, as in SRC,TGT; sinusoidal if it computes positions; none.",
         panel=_LAYOUT,
     )
 

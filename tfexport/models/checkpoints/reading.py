@@ -11,6 +11,7 @@ from tfexport.errors import ConfigError, TfexportError, TokenizerError
 from tfexport.models.checkpoints.hints import read_hints
 from tfexport.models.checkpoints.load import Checkpoint, load_checkpoint
 from tfexport.models.checkpoints.options import CheckpointOptions, FamilyOptions, TextSettings
+from tfexport.models.checkpoints.own_module import OwnModule, module_of, read_own_module
 from tfexport.models.checkpoints.recognise import Chosen
 from tfexport.models.checkpoints.user_family import read_family_file
 from tfexport.models.formats.native import Tokenizers
@@ -29,14 +30,25 @@ def open_checkpoint(checkpoint: Path, options: CheckpointOptions, say: Say) -> C
     Raises:
         TfexportError: the file cannot be read or is of no known family, or a required value is missing.
     """
-    return read_with_text(checkpoint, hints_of(options, checkpoint, say), chosen_family(options), text=options)
+    return read_with_text(checkpoint, hints_of(options, checkpoint, say), _chosen(options), text=options)
 
 
 def chosen_family(options: FamilyOptions) -> Chosen:
     """The name of a family, or the families of the user's own family file, which is run."""
+    if options.module is not None:
+        raise ConfigError("--module is an option of `export` alone, which proves what it reads. Leave it out here.")
     if options.family is None or not options.family.endswith(".py"):
         return options.family
     return read_family_file(Path(options.family))
+
+
+def _chosen(options: FamilyOptions) -> Chosen | OwnModule:
+    """The family, or the user's own module, whose file is run."""
+    if options.module is None:
+        return chosen_family(options)
+    if options.family is not None:
+        raise ConfigError("--module says all that --family says. Leave out --family.")
+    return module_of(options.module)
 
 
 def hints_of(options: FamilyOptions, checkpoint: Path, say: Say) -> dict[str, Any]:
@@ -63,7 +75,7 @@ def hints_of(options: FamilyOptions, checkpoint: Path, say: Say) -> dict[str, An
 
 
 def read_with_text(
-    checkpoint: Path, hints: Mapping[str, Any], family: Chosen = None, *, text: TextSettings
+    checkpoint: Path, hints: Mapping[str, Any], family: Chosen | OwnModule = None, *, text: TextSettings
 ) -> Checkpoint:
     """`load_checkpoint` with text settings, which the result records.
 
@@ -72,7 +84,12 @@ def read_with_text(
     """
     spoken = TextOptions(text.src_lang, text.tgt_lang, text.prefix)
     tokenizers = read_vocabularies(text, hints.get("unk_id"))
-    loaded = load_checkpoint(checkpoint, hints, tokenizers=tokenizers, family=family, text=spoken)
+    if isinstance(family, OwnModule):
+        if spoken:
+            raise ConfigError("--src-lang, --tgt-lang and --prefix are for folders of toolkits. Leave them out.")
+        loaded = read_own_module(checkpoint, family, hints, tokenizers=tokenizers)
+    else:
+        loaded = load_checkpoint(checkpoint, hints, tokenizers=tokenizers, family=family, text=spoken)
     return replace(loaded, tokenizers=with_codes(loaded.tokenizers, text), text=text.recorded(checkpoint))
 
 

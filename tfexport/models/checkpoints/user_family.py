@@ -45,8 +45,8 @@ def read_family_file(path: Path) -> tuple[Family, ...]:
     """
     if not path.is_file():
         raise ConfigError(f"there is no family file {path}. Give the path of your own, such as my_family.py.")
-    with _running(path):
-        module = _run(path)
+    with running(path):
+        module = run_file(path)
     found = getattr(module, "FAMILIES", None) or (getattr(module, "FAMILY", None),)
     if not isinstance(found, Sequence) or not all(isinstance(family, Family) for family in found):
         raise ConfigError(
@@ -57,7 +57,8 @@ def read_family_file(path: Path) -> tuple[Family, ...]:
     return tuple(_checked(path, family, reference) for family in found)
 
 
-def _run(path: Path) -> ModuleType:
+def run_file(path: Path) -> ModuleType:
+    """Run the user's file as a module of its own."""
     spec = importlib.util.spec_from_file_location(f"tfexport_family_{path.stem}", path.resolve())
     assert spec is not None
     assert spec.loader is not None
@@ -190,14 +191,14 @@ def _not_in_place(path: Path, adjust: Callable[[Weights], Weights]) -> Callable[
 def _telling(path: Path, function: Callable[..., Result]) -> Callable[..., Result]:
     @wraps(function)
     def told(*arguments: Any) -> Result:
-        with _running(path):
+        with running(path):
             return function(*arguments)
 
     return told
 
 
 @contextlib.contextmanager
-def _running(path: Path) -> Iterator[None]:
+def running(path: Path) -> Iterator[None]:
     """Import modules from the folder of the user's file, as a script does. Errors become tfexport errors with the line."""
     folder = str(path.resolve().parent)
     sys.path.insert(0, folder)
@@ -214,7 +215,7 @@ def _running(path: Path) -> Iterator[None]:
         reason = " ".join((error.msg if isinstance(error, SyntaxError) else str(error)).split()).rstrip(".")
         reason = reason if len(reason) <= _MOST_SHOWN else f"{reason[:_MOST_SHOWN]} [...]"
         raise ConfigError(
-            f"{where}: {type(error).__name__}: {reason}. Correct the family file; --debug shows the traceback."
+            f"{where}: {type(error).__name__}: {reason}. Correct the file; --debug shows the traceback."
         ) from error
     finally:
         sys.path.remove(folder)

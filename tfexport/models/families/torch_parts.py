@@ -40,7 +40,8 @@ _POSITIONS = re.compile("pos(n|enc.*|emb.*|it.*)?|pe|wpe")
 _STORED_POSITIONS = {"encoding", "encodings", "time", "timing", "sin", "sinusoid", "sinusoids", "table"}
 """Further words in names of position tables with an axis of 1. That axis is for the addition; matrices have none."""
 
-SINUSOIDAL = "sinusoidal"
+WITHOUT_TABLE = ("sinusoidal", "none")
+"""Kinds of positions for which a file has no table."""
 _KINDS = ("learned", "stored")
 
 FLAGS = {
@@ -64,7 +65,7 @@ class Parts:
     output: str = ""
     """Output layer; the target embedding if there is no other output layer."""
     positions: tuple[str, ...] = ()
-    """Position tables of the source and of the target; empty if they are computed."""
+    """Position tables of the source and of the target; empty if they are computed, or if there are none."""
     kind: str = "stored"
     """Kind of positions, a value of `ModelConfig.positions`."""
     unclear: dict[str, str] = field(default_factory=dict)
@@ -76,14 +77,14 @@ def find_parts(weights: Mapping[str, Tensor], d_model: int, told: Mapping[str, A
 
     Args:
         told: names that the user gives for `src_embedding`, `tgt_embedding` and `output_layer`; for `positions` one name,
-            two names separated by a comma, or `sinusoidal`.
+            two names separated by a comma, `sinusoidal` or `none`.
 
     Raises:
         ConfigError: a named weight is missing, or no weight can be an embedding.
     """
     given = {role: _given(role, name, weights) for role, name in told.items() if role != "positions"}
     said = str(told.get("positions", ""))
-    named = () if said in ("", SINUSOIDAL, *_KINDS) else _named_positions(said, weights)
+    named = () if said in ("", *WITHOUT_TABLE, *_KINDS) else _named_positions(said, weights)
     for role, name in given.items():
         if name in named:
             raise ConfigError(f"{name} is given for --positions and for {FLAGS[role]}. Give it for one of them.")
@@ -210,8 +211,8 @@ def _named_positions(said: str, weights: Mapping[str, Tensor]) -> tuple[str, ...
 
 
 def _find_positions(found: Parts, tables: list[str], named: tuple[str, ...], said: str) -> None:
-    if said == SINUSOIDAL:
-        found.kind = SINUSOIDAL
+    if said in WITHOUT_TABLE:
+        found.kind = said
     elif named:
         found.positions = named
     elif len(tables) == 1 and not _is_of_one_side(tables[0]):
@@ -219,7 +220,7 @@ def _find_positions(found: Parts, tables: list[str], named: tuple[str, ...], sai
     elif sides := _sides(tables):
         found.positions = sides
     else:
-        found.unclear["positions"] = "--positions NAME" + (",NAME" if len(tables) > 1 else " (or sinusoidal)")
+        found.unclear["positions"] = "--positions NAME" + (",NAME" if len(tables) > 1 else " (or sinusoidal, none)")
     if said in _KINDS:
         found.kind = said
 

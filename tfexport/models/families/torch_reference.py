@@ -45,16 +45,16 @@ class TorchReference(nn.Module):
             _place(self, name, nn.Parameter(torch.empty_like(weights[name], dtype=torch.float32)))
         self.bias = bias if bias in weights else None
         longest = max(config.max_source_length, config.max_target_length) + config.position_offset
-        self.sinusoids = None if parts.positions else sinusoids(longest, config.d_model)
+        self.sinusoids = sinusoids(longest, config.d_model) if parts.kind == "sinusoidal" else None
         self.load_state_dict(dict(weights), strict=False)
 
     def _layers(self) -> tuple[list[nn.Module], list[nn.Module]]:
         config = self.config
 
-        def layer(kind: Callable[..., nn.Module]) -> nn.Module:
+        def layer(kind: Callable[..., nn.Module], heads: int) -> nn.Module:
             return kind(
                 config.d_model,
-                config.n_heads,
+                heads,
                 config.d_ff,
                 0.0,
                 _ACTIVATIONS[config.activation],
@@ -65,8 +65,8 @@ class TorchReference(nn.Module):
             )
 
         return (
-            [layer(nn.TransformerEncoderLayer) for _ in range(config.n_encoder_layers)],
-            [layer(nn.TransformerDecoderLayer) for _ in range(config.n_decoder_layers)],
+            [layer(nn.TransformerEncoderLayer, config.encoder_heads) for _ in range(config.n_encoder_layers)],
+            [layer(nn.TransformerDecoderLayer, config.n_heads) for _ in range(config.n_decoder_layers)],
         )
 
     def forward(self, src_ids: Tensor, tgt_ids: Tensor) -> Tensor:
@@ -85,11 +85,14 @@ class TorchReference(nn.Module):
 
     def _embedded(self, ids: Tensor, name: str, side: int) -> Tensor:
         config, table = self.config, self.get_parameter(name)
+        states = F.embedding(ids, table) * config.embedding_scale
+        if self.parts.kind == "none":
+            return states
         positions = self.sinusoids
         if positions is None:
             positions = self.get_parameter(self.parts.positions[side]).reshape(-1, config.d_model)
         rows = positions.to(table)[config.position_offset : config.position_offset + ids.shape[1]]
-        return F.embedding(ids, table) * config.embedding_scale + rows
+        return states + rows
 
     def _normed(self, side: str, states: Tensor) -> Tensor:
         return self.get_submodule(self.norm_paths[side])(states) if side in self.norm_paths else states

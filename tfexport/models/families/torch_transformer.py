@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tfexport.config import ModelConfig
 from tfexport.errors import CheckpointError
 from tfexport.models.families.family import Family, count_indices
-from tfexport.models.families.torch_parts import Parts, find_parts
+from tfexport.models.families.torch_parts import WITHOUT_TABLE, Parts, find_parts
 from tfexport.models.families.torch_reference import TorchReference
 
 _SELF = re.compile(r"(.*?)\d+\.self_attn\.out_proj\.weight")
@@ -50,7 +50,7 @@ class TorchTransformer(Family):
         masks = [name for name in beside if _is_mask(name)]
 
         def read_config(weights: Mapping[str, Tensor]) -> dict[str, Any]:
-            fields = _layer_fields(weights, encoder, decoder, bool(norms))
+            fields = _layer_fields(weights, encoder, decoder) | _norm_fields(norms)
             return fields if parts.unclear else fields | _part_fields(weights, parts)
 
         def adjust(canonical: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -78,7 +78,7 @@ class TorchTransformer(Family):
             adjust=adjust,
             notes=() if parts.unclear else tuple(_notes(parts, masks)),
             usual=_USUAL if weights.keys() >= _TUTORIAL else {},
-            asked=(*self.asked, *(("max_source_length", "max_target_length") if parts.kind == "sinusoidal" else ())),
+            asked=(*self.asked, *(("max_source_length", "max_target_length") if parts.kind in WITHOUT_TABLE else ())),
             told_by_user=self.told_by_user,
             reference=reference if is_plain else None,
             reference_as_told=True,
@@ -125,13 +125,12 @@ def _final_norms(beside: Mapping[str, Tensor], encoder: str, decoder: str) -> di
         for part in ("weight", "bias"):
             if prefix.endswith("layers.") and (name := f"{prefix.removesuffix('layers.')}norm.{part}") in beside:
                 names[name] = f"{side}.norm.{part}"
-    sides = {name.partition(".")[0] for name in names.values()}
-    if len(sides) == 1:
-        raise CheckpointError(
-            f"the {sides.pop()} has a norm after its last layer ({', '.join(names)}), the other stack has none: this is not "
-            "supported. torch.nn.Transformer has both; so must nn.TransformerEncoder and nn.TransformerDecoder, or neither."
-        )
     return names
+
+
+def _norm_fields(norms: Mapping[str, str]) -> dict[str, Any]:
+    sides = {canonical.partition(".")[0] for canonical in norms.values()}
+    return {"final_norm": bool(sides), "final_norm_in": sides.pop() if len(sides) == 1 else "both"}
 
 
 def _d_model(weights: Mapping[str, Tensor], encoder: str) -> int:
@@ -144,14 +143,13 @@ def _d_model(weights: Mapping[str, Tensor], encoder: str) -> int:
     return hidden.shape[1]
 
 
-def _layer_fields(weights: Mapping[str, Tensor], encoder: str, decoder: str, final_norm: bool) -> dict[str, Any]:
+def _layer_fields(weights: Mapping[str, Tensor], encoder: str, decoder: str) -> dict[str, Any]:
     d_ff, d_model = weights[f"{encoder}0.linear1.weight"].shape
     return {
         "d_model": d_model,
         "d_ff": d_ff,
         "n_encoder_layers": count_indices(weights, f"{encoder}{{i}}.self_attn.out_proj.weight"),
         "n_decoder_layers": count_indices(weights, f"{decoder}{{i}}.self_attn.out_proj.weight"),
-        "final_norm": final_norm,
         "attention_bias": f"{encoder}0.self_attn.out_proj.bias" in weights,
         "feed_forward_bias": f"{encoder}0.linear1.bias" in weights,
         "source_bos": True,
@@ -207,7 +205,7 @@ def _is_mask(name: str) -> bool:
 
 
 def _notes(parts: Parts, masks: list[str]) -> list[str]:
-    positions = ", ".join(dict.fromkeys(parts.positions)) or "sinusoids"
+    positions = ", ".join(dict.fromkeys(parts.positions)) or ("none" if parts.kind == "none" else "sinusoids")
     embeddings = parts.source if parts.source == parts.target else f"{parts.source} (source), {parts.target} (target)"
     notes = [
         f"embeddings: {embeddings}; output layer: {parts.output}; positions: {positions}",

@@ -62,7 +62,7 @@ class Context:
     ):
         self.bundle, self.config, self.precision = bundle, bundle.config, precision
         self.threads, self.layout, self.buffers = threads, layout, Buffers()
-        self.attention_is_by_row = kernels.library() is not None and calls_attention_functions(self.config)
+        self.attention_is_by_row = kernels.library() is not None and calls_attention_functions(self.config, "beam_step")
         """Whether the attention of a row has the same last bits whatever other rows are computed with it. So it is with the
         kernels; ONNX Runtime's operators multiply all rows of a sentence together."""
         self._share_weights = share_weights

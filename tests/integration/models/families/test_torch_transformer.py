@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from tests.support.checkpoints import Weights, assert_same_model, refused
+from tests.support.tiny import randomised
 from tests.support.torch_models import (
     D_FF,
     EOS,
@@ -26,6 +27,7 @@ from tests.support.torch_models import (
     ModuleRuntime,
     Shared,
     Tutorial,
+    Uneven,
     made,
 )
 from tfexport.bundle.reader import Bundle, open_bundle
@@ -33,6 +35,7 @@ from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import Checkpoint, inspect_checkpoint, load_checkpoint
 from tfexport.runtimes import load_runtime
+from tfexport.verification.probe import probe
 
 pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 
@@ -116,6 +119,28 @@ def test_the_file_tells_sizes_biases_and_ties(case: Case) -> None:
     assert case.checkpoint.family == "torch"
 
 
+@torch.inference_mode()
+def test_stacks_may_have_other_heads_one_final_norm_and_no_positions(load: Callable[..., Checkpoint]) -> None:
+    module = randomised(Uneven(), seed=1).eval()
+    checkpoint = load(module.state_dict(), {"n_heads": HEADS, **IDS, **Uneven.hints})
+    config = checkpoint.config
+    assert (config.final_norm, config.final_norm_in, config.positions) == (True, "decoder", "none")
+    src_ids, tgt_ids = torch.randint(4, SRC_VOCAB, (3, 9)), torch.randint(4, TGT_VOCAB, (3, 7))
+    src_ids[1, 5:] = IDS["pad_id"]
+    found = checkpoint.build_model()(src_ids, torch.tensor([9, 5, 9]), tgt_ids)
+    assert (found - module(src_ids, tgt_ids)).abs().max() < 1e-4
+    assert found.std() > 0.1
+
+
+def test_probe_compares_stacks_with_other_heads(tmp_path: Path) -> None:
+    torch.save(randomised(Uneven(), seed=1).state_dict(), tmp_path / "uneven.pt")
+    hints = {"n_heads": HEADS, **IDS, **Uneven.hints}
+    compared = probe(tmp_path / "uneven.pt", hints)
+    assert compared.passed
+    assert compared.layers is not None
+    assert "output of encoder.layers.0.self_attention" in {value.ours for value in compared.layers.values}
+
+
 # --- what the file does not tell
 
 
@@ -141,7 +166,7 @@ def test_computed_positions_need_a_length(load: Callable[..., Checkpoint]) -> No
     message = refused(load, Shared().state_dict(), hints)
     assert "Give --max-length N, or" in message
     message = refused(load, Shared().state_dict(), {name: hints[name] for name in hints if name != "positions"})
-    assert "--positions NAME (or sinusoidal)" in message
+    assert "--positions NAME (or sinusoidal, none)" in message
 
 
 def test_inspection_tells_what_it_takes_for_what(tmp_path: Path) -> None:
@@ -222,11 +247,6 @@ def test_the_transformer_alone_is_refused(load: Callable[..., Checkpoint]) -> No
 def test_an_encoder_alone_is_refused(load: Callable[..., Checkpoint]) -> None:
     weights = {name: t for name, t in made("tutorial").state_dict().items() if ".decoder." not in name}
     assert "an encoder or a decoder alone is not read" in refused(load, weights)
-
-
-def test_a_final_norm_of_one_stack_is_refused(load: Callable[..., Checkpoint]) -> None:
-    weights = {name: t for name, t in made("tutorial").state_dict().items() if "encoder.norm" not in name}
-    assert "the decoder has a norm after its last layer" in refused(load, weights, hints_of("tutorial"))
 
 
 SELF = "transformer.encoder.layers.1.self_attn"

@@ -1,0 +1,255 @@
+"""Reads the two stacks of a recorded forward: embeddings, positions, residual sums and norms, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tfexport.models.live.errors import NotCanonical
+from tfexport.models.live.fits import Affine, Norm, affine, fit_norm, fused_norm, is_close, plain
+from tfexport.models.live.products import Graph, Product
+from tfexport.models.live.sublayers import Scaled, Sublayer
+from tfexport.models.live.tape import STACK_OF, Node, Side, constants_in
+
+_ORDER = {"src": ("self", "feed-forward"), "tgt": ("self", "cross", "feed-forward")}
+_NAMES = {"self": "self_attention", "cross": "cross_attention", "feed-forward": "feed_forward"}
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """The input of a stack: `scale * table[ids] + positions`."""
+
+    table: Tensor
+    scale: float
+    positions: Tensor
+    """The position vectors [length, d_model] of the recorded forward; zeros if there are none."""
+    constant: Tensor | None
+    """The same as the forward has it, before a factor; None if it is computed together with other operations."""
+    factor: float
+    """The factor of `constant`."""
+    node: Node
+    """The operation whose result is the sum."""
+    values: Tensor
+
+
+@dataclass
+class Stack:
+    """A stack, as its forward computes it."""
+
+    side: Side
+    embedding: Embedding
+    norm_first: bool
+    n_layers: int
+    embedding_norm: Norm | None = None
+    final_norm: Norm | None = None
+    norms: dict[str, Norm] = field(default_factory=dict)
+    """By their canonical names, such as `layers.0.norms.1`."""
+    tensors: dict[str, Scaled] = field(default_factory=dict)
+    """The weights of the sublayers, by their canonical names within the stack."""
+
+
+def rows_of(value: Tensor, d_model: int) -> Tensor | None:
+    """A state of batch size 1 as [length, d_model]; None for another shape."""
+    if value.dim() == 0 or value.numel() % d_model:
+        return None
+    if value.shape[-1] == d_model:
+        return value.reshape(-1, d_model)
+    squeezed = value.squeeze()
+    return squeezed.mT if squeezed.dim() == 2 and squeezed.shape[0] == d_model else None
+
+
+def read_stack(graph: Graph, other: Graph, side: Side, sublayers: Sequence[Sublayer], tail: Product) -> Stack:
+    """Read a stack.
+
+    Args:
+        other: the same forward with other ids.
+        sublayers: those of the stack, in their order.
+        tail: the product that reads the result of the stack.
+
+    Raises:
+        NotCanonical: the stack is not one of residual sums with norms.
+    """
+    order, name = _ORDER[side], STACK_OF[side]
+    kinds = [sublayer.kind for sublayer in sublayers]
+    if not sublayers or kinds != [*order] * (len(kinds) // len(order)):
+        given = ", ".join(kinds) or "none"
+        place = sublayers[0].place if sublayers else ""
+        raise NotCanonical(f"the sublayers of the {name} are {given}, not {', '.join(order)} in each layer", place)
+    embedding = _embedding(graph, other, side, sublayers[0])
+    stack = Stack(side, embedding, norm_first=False, n_layers=len(kinds) // len(order))
+    reader = _Reader(graph, stack, embedding.values, embedding.node.index)
+    for number, sublayer in enumerate(sublayers):
+        layer, within = divmod(number, len(order))
+        after = sublayers[number + 1].first if number + 1 < len(sublayers) else tail
+        reader.read(sublayer, f"layers.{layer}.norms.{within}", after, is_first=number == 0, is_last=after is tail)
+        for part, tensor in sublayer.weights.items():
+            stack.tensors[f"layers.{layer}.{_NAMES[sublayer.kind]}.{part}"] = tensor
+    reader.finish(tail)
+    return stack
+
+
+def _embedding(graph: Graph, other: Graph, side: Side, first: Sublayer) -> Embedding:
+    """What two forwards with other ids share is not of the ids: the positions."""
+    name = STACK_OF[side]
+    lookups = [node for node in graph.lookups if node.side == side]
+    if not lookups:
+        raise NotCanonical(f"the ids of the {name} are looked up in no table as they are")
+    lookup, d_model = lookups[0], first.first.states.shape[1]
+    table = lookup.constants[0]
+    if lookup.value.shape[-1] != d_model:
+        raise NotCanonical(f"embeddings of {lookup.value.shape[-1]} numbers in a model of {d_model}", lookup.place)
+    before, again = rows_of(lookup.value, d_model), rows_of(other.nodes[lookup.index].value, d_model)
+    assert before is not None
+    assert again is not None
+    moves, last = before - again, None
+    nodes = graph.between(first.first.origin).nodes
+    for node in (lookup, *nodes):
+        values, others = rows_of(node.value, d_model), rows_of(other.nodes[node.index].value, d_model)
+        if values is None or others is None or values.shape != before.shape:
+            continue
+        scale = float(((values - others) * moves).sum() / (moves * moves).sum())
+        scale = plain(scale)
+        if abs(scale) > 1e-12 and is_close(values - others, scale * moves):
+            last = node, scale, values
+    if last is None:
+        raise NotCanonical(f"the {name} does not read its embeddings", lookup.place)
+    node, scale, values = last
+    positions = values - scale * before
+    if is_close(positions + values, values, 1e-12):
+        return Embedding(table, scale, torch.zeros_like(positions), None, 1.0, node, values)
+    for constant in constants_in(step for step in nodes if step.index <= node.index):
+        rows = rows_of(constant, d_model) if constant.numel() == positions.numel() else None
+        if rows is None:
+            continue
+        factor = float((rows * positions).sum() / (rows * rows).sum())
+        factor = 1.0 if abs(factor - 1) < 1e-12 else factor
+        if is_close(rows * factor, positions, 1e-12):
+            return Embedding(table, scale, positions, rows, factor, node, values)
+    return Embedding(table, scale, positions, None, 1.0, node, values)
+
+
+class _Reader:
+    """Follows the residual stream of a stack."""
+
+    def __init__(self, graph: Graph, stack: Stack, state: Tensor, index: int):
+        self.graph, self.stack = graph, stack
+        self.state, self.index = state, index
+        """The value of the stream, and the operation that computed it."""
+        self.d_model = state.shape[1]
+
+    def read(self, sublayer: Sublayer, name: str, after: Product, *, is_first: bool, is_last: bool) -> None:
+        """Follow the stream over a sublayer, and name its norm."""
+        norm = self._norm_before(sublayer)
+        if is_first:
+            normed, self.stack.norm_first = sublayer.first.states, norm is not None
+            total, is_of_norm = self._sum(sublayer, after, normed if norm is not None else None)
+            if is_of_norm:  # the stream begins after the norm: it is one of the embeddings
+                self.stack.embedding_norm, self.stack.norm_first = norm, False
+        else:
+            if (norm is not None) != self.stack.norm_first:
+                what = "after a norm, others read sums" if norm is not None else "without a norm"
+                raise NotCanonical(f"a sublayer reads the residual stream {what}", sublayer.place)
+            total, _ = self._sum(sublayer, after, None)
+        self.state, self.index = rows_of(total.value, self.d_model), total.index  # type: ignore[assignment]
+        if self.stack.norm_first:
+            assert norm is not None
+            self.stack.norms[name] = norm
+        else:
+            self._norm_after(sublayer, name, after, is_last=is_last)
+
+    def _norm_before(self, sublayer: Sublayer) -> Norm | None:
+        """The norm between the stream and a sublayer; None if there is none.
+
+        Raises:
+            NotCanonical: the sublayer reads something else.
+        """
+        states = sublayer.first.states
+        if is_close(self.state, states):
+            return None
+        nodes = list(self.graph.after(self.index, sublayer.first.index))
+        norm = self._norm(self.state, states, nodes)
+        if norm is None:
+            what = "neither the residual stream nor a norm of it, such as in parallel sublayers"
+            raise NotCanonical(f"a sublayer of the {STACK_OF[self.stack.side]} reads {what}", sublayer.first.node.place)
+        return norm
+
+    def _norm(self, states: Tensor, values: Tensor, nodes: Iterable[Node]) -> Norm | None:
+        """The norm of `states` whose result is `values`, computed in these operations."""
+        nodes = list(nodes)
+        for node in nodes:
+            rows = rows_of(node.value, self.d_model)
+            if rows is not None and is_close(rows, values) and (norm := fused_norm(states, node)) is not None:
+                return norm
+        return fit_norm(states, values, constants_in(nodes), nodes[-1].place if nodes else "")
+
+    def _sum(self, sublayer: Sublayer, after: Product, normed: Tensor | None) -> tuple[Node, bool]:
+        """The operation that adds a sublayer's result to the stream, and whether it adds it to `normed` instead."""
+        bases = [(self.state, False)] + ([] if normed is None else [(normed, True)])
+        for node in self.graph.after(sublayer.last.index, after.index):
+            active = [rows_of(given.value, self.d_model) for given in node.active]
+            if node.op != "add" or len(active) != 2 or any(rows is None for rows in active):
+                continue
+            for stream, branch in (active, active[::-1]):
+                assert stream is not None
+                assert branch is not None
+                if stream.shape != branch.shape or not is_close(stream + branch, rows_of(node.value, self.d_model)):  # type: ignore[arg-type]
+                    continue
+                fit = affine(sublayer.output, branch, constants_in(self._from(sublayer, node)))
+                for base, is_of_norm in bases:
+                    if fit is not None and is_close(stream, base):
+                        _scale(sublayer, fit)
+                        return node, is_of_norm
+                    if fit is not None and (other := affine(base, stream)) is not None and other.scalar is not None:
+                        raise NotCanonical(
+                            f"the residual stream is multiplied by {other.scalar:g} (DeepNorm)", node.place
+                        )
+        name = STACK_OF[self.stack.side]
+        raise NotCanonical(f"the result of a sublayer of the {name} is not added to what it read", sublayer.place)
+
+    def _from(self, sublayer: Sublayer, node: Node) -> list[Node]:
+        return list(self.graph.after(sublayer.last.index, node.index + 1))
+
+    def _norm_after(self, sublayer: Sublayer, name: str, after: Product, *, is_last: bool) -> None:
+        """Follow the stream over the norm of a residual sum."""
+        nodes = list(self.graph.after(self.index, after.index))
+        chosen: tuple[Norm, Tensor, int] | None = None
+        for node in nodes:
+            rows = rows_of(node.value, self.d_model)
+            if rows is None or rows.shape != self.state.shape:
+                continue
+            norm = fused_norm(self.state, node) or fit_norm(self.state, rows, constants_in(nodes), node.place)
+            if norm is None or (chosen is not None and chosen[0].has_parameters and not norm.has_parameters):
+                continue
+            chosen = norm, rows, node.index
+            if not is_last and is_close(rows, after.states):
+                break
+        if chosen is None:
+            raise NotCanonical("a residual sum is not normalised, nor was what the sublayer read", sublayer.place)
+        self.stack.norms[name], self.state, self.index = chosen
+
+    def finish(self, tail: Product) -> None:
+        """The end of the stack: the stream, or a norm of it."""
+        if is_close(self.state, tail.states):
+            return
+        norm = self._norm(self.state, tail.states, self.graph.after(self.index, tail.index))
+        if norm is None:
+            what = f"what the {STACK_OF[self.stack.side]} returns is neither its residual stream nor a norm of it"
+            raise NotCanonical(what, tail.node.place)
+        self.stack.final_norm = norm
+
+
+def _scale(sublayer: Sublayer, fit: Affine) -> None:
+    """Move a factor of a sublayer's result (LayerScale, Touvron et al. 2021) into its last product."""
+    if fit.is_identity:
+        return
+    weight, bias = sublayer.weights["output.weight"], sublayer.weights["output.bias"]
+    if fit.scalar is not None and bool((fit.bias == 0).all()):
+        factor = fit.scalar
+        sublayer.weights["output.weight"] = Scaled(weight.tensor, weight.factor * factor)
+        sublayer.weights["output.bias"] = Scaled(bias.tensor, bias.factor * factor)
+        return
+    sublayer.weights["output.weight"] = Scaled(weight.value * fit.factor[:, None])
+    sublayer.weights["output.bias"] = Scaled(bias.value * fit.factor + fit.bias)

@@ -1,0 +1,372 @@
+"""Records what a module's forward computes, and where each element of each tensor comes from.
+
+`Tape` is a dispatch mode, so it sees every ATen operation, whatever Python code, hooks or functional calls led to it.
+A tensor that depends on the tokens has an *origin*: for each of its elements, an int64 that names the operation and the
+element of the result that it was copied from. Views, transposes, splits, concatenations and copies only move elements, so
+they are done to the origins too and need no other treatment. All other tensors are constants: only their values matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from tfexport.models.float64 import widened
+from tfexport.models.live.errors import NotCanonical
+
+Side = Literal["src", "tgt"]
+STACK_OF: dict[Side, str] = {"src": "encoder", "tgt": "decoder"}
+Kind = Literal["elementwise", "lookup", "product", "matmul", "softmax"]
+
+ELEMENT_BITS = 40
+"""An origin is `node << ELEMENT_BITS | element`, with the index of the operation and of the element of its result."""
+CONSTANT = -1
+"""The origin of an element that does not depend on the tokens."""
+
+_MOVES = frozenset(
+    (
+        "_unsafe_view",
+        "cat",
+        "clone",
+        "contiguous",
+        "copy",
+        "copy_",
+        "expand_copy",
+        "flip",
+        "gather",
+        "index",
+        "index_select",
+        "narrow_copy",
+        "permute_copy",
+        "repeat",
+        "reshape",
+        "roll",
+        "select_copy",
+        "select_scatter",
+        "slice_copy",
+        "slice_scatter",
+        "split_copy",
+        "split_with_sizes_copy",
+        "squeeze_copy",
+        "stack",
+        "t_copy",
+        "take",
+        "transpose_copy",
+        "unbind_copy",
+        "unsqueeze_copy",
+        "view_copy",
+        "index_put",
+        "index_put_",
+        "_reshape_copy",
+    )
+)
+"""Operations that only move elements to new memory. Views share memory with their input and need no entry."""
+_DATA = dict.fromkeys(("gather", "index", "index_select", "take"), (0,)) | dict.fromkeys(
+    ("index_put", "index_put_"), (0, 2)
+)
+"""The arguments that these operations move; their other tensors are indices."""
+_CASTS = frozenset(("_to_copy", "to", "lift_fresh_copy"))
+_MADE = frozenset(
+    (
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "empty_like",
+        "rand_like",
+        "randn_like",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "new_empty",
+        "new_empty_strided",
+        "arange",
+        "_local_scalar_dense",
+        "sym_size",
+    )
+)
+"""Operations whose result does not depend on the values of their inputs."""
+_LOOKUPS = frozenset(("embedding", "index_select", "index"))
+
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent.parent), "<")
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor that an operation reads."""
+
+    value: Tensor
+    origin: Tensor | None
+    """Origins of the elements, of the same shape; None for a constant."""
+
+    @property
+    def is_constant(self) -> bool:
+        return self.origin is None
+
+
+@dataclass(eq=False)
+class Node:
+    """An operation on tensors that depend on the tokens."""
+
+    index: int
+    op: str
+    """The name of the ATen operation, such as `addmm`."""
+    inputs: Sequence[Input]
+    """The tensors that it reads, in the order of its arguments."""
+    args: Sequence[Any]
+    """All positional arguments, with None in place of tensors."""
+    value: Tensor
+    """The result."""
+    place: str
+    """The line of the user's code, such as `my_code.py, line 41`."""
+    kind: Kind = "elementwise"
+    side: Side | None = None
+    """For a lookup: whose ids it reads."""
+
+    @property
+    def origin(self) -> Tensor:
+        """The origins of the result's own elements."""
+        return (torch.arange(self.value.numel()) | self.index << ELEMENT_BITS).view(self.value.shape)
+
+    @property
+    def active(self) -> list[Input]:
+        """The inputs that depend on the tokens."""
+        return [given for given in self.inputs if given.origin is not None]
+
+    @property
+    def constants(self) -> list[Tensor]:
+        """The floating-point inputs that do not depend on the tokens."""
+        return [given.value for given in self.inputs if given.is_constant and given.value.is_floating_point()]
+
+    @cached_property
+    def parents(self) -> set[int]:
+        """The indices of the operations that it reads."""
+        return set().union(*(parents_of(given.origin) for given in self.inputs if given.origin is not None))
+
+
+def parents_of(origin: Tensor) -> set[int]:
+    """The indices of the operations that elements with these origins come from."""
+    return {index for index in torch.unique(origin >> ELEMENT_BITS).tolist() if index >= 0}
+
+
+def element_of(origin: Tensor) -> Tensor:
+    """The element within the result of the operation that an origin names."""
+    return origin & ((1 << ELEMENT_BITS) - 1)
+
+
+class _Reached(BaseException):
+    """Ends a forward that has computed everything that was wanted."""
+
+
+@dataclass
+class _Memory:
+    """The origins of a storage, and a tensor that keeps its address from being used again."""
+
+    origins: Tensor
+    kept: Tensor = field(repr=False)
+
+
+class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records a forward of batch size 1; see the module's docstring."""
+
+    def __init__(self, src_ids: Tensor, tgt_ids: Tensor, *, until: int | None = None):
+        """
+        Args:
+            src_ids, tgt_ids: int64 [batch, length]. The forward must get these tensors or views of them.
+            until: end the forward after so many recorded operations.
+        """
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.nodes: list[Node] = []
+        self.until = until
+        self._memory: dict[int, _Memory] = {}
+        self._id_sizes: dict[Side, int] = {"src": src_ids.numel(), "tgt": tgt_ids.numel()}
+        # Ids have origins as if they were results of two operations before all others: -2 and -3.
+        for mark, ids in ((_SRC, src_ids), (_TGT, tgt_ids)):
+            self._write(ids, (torch.arange(ids.numel()) | mark << ELEMENT_BITS).view(ids.shape))
+
+    def origin_of(self, tensor: Tensor) -> Tensor | None:
+        """The origins of the elements of a tensor; None if it is a constant."""
+        memory = self._memory.get(tensor.untyped_storage()._cdata)
+        if memory is None:
+            return None
+        origins = memory.origins.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+        return origins if bool((origins != CONSTANT).any()) else None
+
+    def _write(self, tensor: Tensor, origins: Tensor | int) -> None:
+        """Set the origins of the elements of a tensor."""
+        storage = tensor.untyped_storage()
+        memory = self._memory.get(storage._cdata)
+        if memory is None:
+            size = storage.nbytes() // tensor.element_size()
+            memory = self._memory[storage._cdata] = _Memory(torch.full((size,), CONSTANT), tensor)
+        view = memory.origins.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+        view.copy_(torch.as_tensor(origins))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = dict(kwargs or {})
+        tensors = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
+        origins = {id(tensor): self.origin_of(tensor) for tensor in tensors}
+        if all(origin is None for origin in origins.values()):
+            return func(*args, **named)
+        name, is_written = func._schema.name.split("::")[1], func._schema.is_mutable
+        inputs = [_input(tensor, origins[id(tensor)]) for tensor in tensors]
+        given = [None if isinstance(leaf, Tensor) else leaf for leaf in args]
+        result = func(*args, **named)
+        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        if any(tensor.is_complex() for tensor in results):
+            raise NotCanonical("complex numbers, as in rotary positions (RoPE)", _place())
+        if not results or name in _MADE:
+            return result
+        if not is_written and all(tensor.untyped_storage()._cdata in self._memory for tensor in results):
+            return result  # a view
+        floats = [given for given in inputs if given.value.is_floating_point()]
+        if name in _LOOKUPS and results[0].is_floating_point() and all(given.is_constant for given in floats):
+            self._look_up(name, inputs, given, results[0])
+        elif name in _MOVES:
+            self._move(func, name, args, named, results, origins)
+        elif name in _CASTS:
+            if results[0].is_floating_point() or not tensors[0].is_floating_point():
+                self._write(results[0], origins[id(tensors[0])])  # type: ignore[arg-type]
+        elif name == "constant_pad_nd":
+            moved = torch.ops.aten.constant_pad_nd.default(origins[id(tensors[0])], args[1], CONSTANT)
+            self._write(results[0], moved)
+        elif name in ("zero_", "fill_"):
+            self._write(results[0], CONSTANT)
+        elif any(not given.is_constant for given in floats):
+            for number, tensor in enumerate(results):
+                if tensor.is_floating_point():
+                    self._node(f"{name}:{number}" if number else name, inputs, given, tensor)
+        return result
+
+    def _node(self, op: str, inputs: Sequence[Input], args: Sequence[Any], result: Tensor) -> Node:
+        node = Node(len(self.nodes), op.removesuffix("_"), inputs, args, result.detach().clone(), _place())
+        self.nodes.append(node)
+        self._write(result, node.origin)
+        if self.until is not None and len(self.nodes) >= self.until:
+            raise _Reached
+        return node
+
+    def _look_up(self, op: str, inputs: Sequence[Input], args: Sequence[Any], result: Tensor) -> None:
+        """A row of a constant table for each id."""
+        ids = next(given for given in inputs if given.origin is not None)
+        assert ids.origin is not None
+        marks = torch.unique(ids.origin >> ELEMENT_BITS).tolist()
+        sides: dict[int, Side] = {_SRC: "src", _TGT: "tgt"}
+        if len(marks) != 1 or marks[0] not in sides or ids.value.numel() != self._id_sizes[sides[marks[0]]]:
+            return  # the forward changes the ids before it looks them up
+        node = self._node(op, inputs, args, result)
+        node.kind, node.side = "lookup", sides[marks[0]]
+
+    def _move(
+        self, func: Any, name: str, args: Any, named: Any, results: Sequence[Tensor], origins: dict[int, Tensor | None]
+    ) -> None:
+        """Do to the origins what an operation did to the elements."""
+        data = [args[place] for place in _DATA[name]] if name in _DATA else tree_leaves((args, named))
+        moving = {id(leaf) for leaf in data if isinstance(leaf, Tensor)}
+
+        def moved(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor) or id(leaf) not in moving:
+                return leaf
+            origin = origins[id(leaf)]
+            return torch.full(leaf.shape, CONSTANT) if origin is None else origin.clone()
+
+        new = func(*tree_map(moved, args), **tree_map(moved, named))
+        for tensor, origin in zip(
+            results, [leaf for leaf in tree_leaves(new) if isinstance(leaf, Tensor)], strict=True
+        ):
+            self._write(tensor, origin)
+
+
+_SRC, _TGT = -2, -3
+
+
+def _input(value: Tensor, origin: Tensor | None) -> Input:
+    if origin is None:
+        return Input(value.detach(), None)
+    return Input(value.detach().clone(), origin.clone())  # either may be written over
+
+
+def _place() -> str:
+    """The innermost line of the user's code."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_LIBRARIES):
+            return f"{Path(name).name}, line {frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+Call = Callable[[Tensor, Tensor], Tensor]
+"""Calls the user's module with `src_ids` [batch, src] and `tgt_ids` [batch, tgt]; returns logits, log-probabilities or
+probabilities [batch, tgt, vocab]."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recorded forward."""
+
+    nodes: Sequence[Node]
+    value: Tensor
+    """The result."""
+    origin: Tensor
+    """The origins of the result."""
+    table: Tape = field(repr=False)
+
+
+@contextlib.contextmanager
+def plain_operations() -> Iterator[None]:
+    """A context in which attention is computed in separate operations, in float64."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), widened():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def record(call: Call, src_ids: Tensor, tgt_ids: Tensor) -> Recording:
+    """Run the module once and record it.
+
+    Raises:
+        NotCanonical: the result does not depend on the tokens, or an operation cannot be followed.
+    """
+    with plain_operations(), Tape(src_ids, tgt_ids) as tape:
+        value = call(src_ids, tgt_ids).detach()
+    origin = tape.origin_of(value)
+    if origin is None or not any(node.kind == "lookup" for node in tape.nodes):
+        raise NotCanonical("the result does not come from a lookup of the ids in embeddings")
+    return Recording(tape.nodes, value, origin, tape)
+
+
+def record_until(call: Call, src_ids: Tensor, tgt_ids: Tensor, count: int) -> Sequence[Node]:
+    """The first `count` recorded operations of a forward, which ends there."""
+    with plain_operations(), Tape(src_ids, tgt_ids, until=count) as tape, contextlib.suppress(_Reached):
+        call(src_ids, tgt_ids)
+    return tape.nodes
+
+
+def values_of(origin: Tensor, nodes: Sequence[Node]) -> Tensor:
+    """The values of elements with these origins, as the operations computed them."""
+    values = torch.zeros(origin.shape, dtype=torch.float64)
+    for index in parents_of(origin):
+        mask = origin >> ELEMENT_BITS == index
+        values[mask] = nodes[index].value.flatten()[element_of(origin[mask])]
+    return values
+
+
+def constants_in(nodes: Iterable[Node]) -> list[Tensor]:
+    """The constants that operations read, each once."""
+    unique = {id(tensor): tensor for node in nodes for tensor in node.constants}
+    return list(unique.values())
