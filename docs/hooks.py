@@ -74,7 +74,7 @@ def keywords() -> str:
     from tfexport.decoding.request_options import AlignmentOptions, BatchLimits, KeepOptions
     from tfexport.documents.options import DocumentOptions
     from tfexport.exporter.options import BudgetOptions
-    from tfexport.models.checkpoints.options import CheckpointOptions, ModelOptions, ReferenceOptions
+    from tfexport.models.checkpoints.options import ExportedCheckpointOptions, ModelOptions, ReferenceOptions
     from tfexport.option import rows
     from tfexport.scale.options import ActorBatches, ClassOptions, ScoreOptions
     from tfexport.scheduling.options import ServingOptions
@@ -102,7 +102,7 @@ def keywords() -> str:
         "Options of scores": ("`tfexport.scale.Scorer`", ScoreOptions),
         "Options of classes": ("`tfexport.scale.Classifier`", ClassOptions),
         "Options of a scheduler": ("`Model.serve`", ServingOptions),
-        "Options that describe a checkpoint": ("`tfexport.export`", CheckpointOptions),
+        "Options that describe a checkpoint": ("`tfexport.export`", ExportedCheckpointOptions),
         "Options that inspect takes": ("`tfexport.inspect`", ModelOptions),
         "Options of a budget": ("`tfexport.export`, with an `auto-` precision", BudgetOptions),
         "Options of a comparison": ("`tfexport.parity`", CompareOptions),

@@ -15,7 +15,7 @@ from tfexport.bench.options import BenchOptions
 from tfexport.decoding.options import SearchOptions
 from tfexport.errors import TfexportError
 from tfexport.exporter.options import EngineOptions
-from tfexport.models.checkpoints.options import CheckpointOptions
+from tfexport.models.checkpoints.options import ExportedCheckpointOptions
 from tfexport.option import Options, checked, declared, numbers, option, rows, with_keywords
 from tfexport.verification.options import CompareOptions
 
@@ -141,7 +141,7 @@ def test_tables_and_signatures_follow_from_the_declaration() -> None:
     assert parameters["penalty"].default == 0.6
 
 
-GROUPS = (SearchOptions, CompareOptions, BenchOptions, CheckpointOptions, EngineOptions)
+GROUPS = (SearchOptions, CompareOptions, BenchOptions, ExportedCheckpointOptions, EngineOptions)
 
 
 @pytest.mark.parametrize("group", GROUPS)

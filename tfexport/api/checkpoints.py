@@ -21,7 +21,7 @@ from tfexport.exporter.options import BudgetOptions
 from tfexport.exporter.pipeline import Exported, automatic_precisions, bundle_beside
 from tfexport.exporter.pipeline import export as run_export
 from tfexport.models.checkpoints.load import Inspection, inspect_checkpoint
-from tfexport.models.checkpoints.options import CheckpointOptions, ModelOptions, ReferenceOptions
+from tfexport.models.checkpoints.options import ExportedCheckpointOptions, ModelOptions, ReferenceOptions
 from tfexport.models.checkpoints.reading import chosen_family, hints_of, read_with_text
 from tfexport.option import checked, declared
 from tfexport.system.input_files import lines_of
@@ -88,7 +88,9 @@ def export(
     parity, force, tolerance = flag_of("parity", parity), flag_of("force", force), tolerance_of(tolerance)
     names, automatic = automatic_precisions(",".join(names_of("precision", precision, "Give a string such as int8.")))
     of_budget = {name: described.pop(name) for name in declared(BudgetOptions) if name in described}
-    options = CheckpointOptions(**checked(CheckpointOptions, described, others=(*declared(BudgetOptions), "precision")))
+    options = ExportedCheckpointOptions(
+        **checked(ExportedCheckpointOptions, described, others=(*declared(BudgetOptions), "precision"))
+    )
     budgets = BudgetOptions(**checked(BudgetOptions, of_budget))
     loaded = open_confirmed(path, options, _note)
     refuse_to_overwrite(place.resolve(), force)  # before a budget's text is decoded

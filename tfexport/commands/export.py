@@ -14,7 +14,7 @@ from tfexport.commands.flags import Checkpoint, ServedBeam, ServedBy
 from tfexport.commands.signature import with_options
 from tfexport.contract import precisions_of
 from tfexport.exporter.options import BudgetOptions, EngineOptions, GraphOptions
-from tfexport.models.checkpoints.options import CheckpointOptions
+from tfexport.models.checkpoints.options import ExportedCheckpointOptions
 
 if TYPE_CHECKING:
     from tfexport.commands.export_targets import GraphsTarget
@@ -32,7 +32,7 @@ def export(
         Path | None, typer.Option("-o", "--output", help="Bundle folder; by default the name of CKPT.")
     ] = None,
     *,
-    described: CheckpointOptions,
+    described: ExportedCheckpointOptions,
     graphs: GraphOptions,
     budgets: BudgetOptions,
     target: Annotated[
@@ -66,7 +66,7 @@ class Request:
 
     checkpoint: Path
     output: Path | None
-    described: CheckpointOptions
+    described: ExportedCheckpointOptions
     graphs: GraphOptions
     budgets: BudgetOptions
     target: Target

@@ -102,12 +102,12 @@ class Transformer(nn.Module):
         self.output_bias = nn.Parameter(torch.zeros(config.tgt_vocab_size)) if config.output_bias else None
         initialise(self)
 
-    def _target_table(self) -> Tensor:
+    def target_table(self) -> Tensor:
         return self.encoder.tokens.weight if self.decoder.tokens is None else self.decoder.tokens.weight
 
     def output_matrix(self) -> Tensor:
         """The output projection [vocab, d_model]; with `tie_output` it is the target embedding matrix."""
-        return self._target_table() if self.output_weight is None else self.output_weight
+        return self.target_table() if self.output_weight is None else self.output_weight
 
     def _logits(self, states: Tensor) -> Tensor:
         """Logits of `states` [..., d_model]: float64 for a model in float64, else float32, for any type of output matrix."""
@@ -155,7 +155,7 @@ class Transformer(nn.Module):
 
     def _forced(self, cross: list[KeyValue], src_len: Tensor, tgt_ids: Tensor) -> tuple[Tensor, list[Tensor]]:
         position = torch.arange(tgt_ids.shape[1], device=tgt_ids.device)
-        states = self.decoder.embed(tgt_ids, position, self._target_table())
+        states = self.decoder.embed(tgt_ids, position, self.target_table())
         causal = self.decoder.biased((position[:, None] >= position)[None, None], position, position)
         cross_mask = length_mask(src_len, cross[0].key.shape[2])
         all_queries = []
@@ -203,7 +203,7 @@ class Transformer(nn.Module):
         cross: list[KeyValue],
         write: WriteCache,
     ) -> tuple[Tensor, list[KeyValue], list[Tensor]]:
-        states = self.decoder.embed(tokens[:, None], position[:, None], self._target_table())  # [rows, 1, d_model]
+        states = self.decoder.embed(tokens[:, None], position[:, None], self.target_table())  # [rows, 1, d_model]
         slots = torch.arange(past[0].key.shape[2], device=position.device)
         mask = self.decoder.biased(length_mask(position + 1, len(slots)), position[:, None], slots)
         cross_mask = length_mask(src_len, cross[0].key.shape[2])

@@ -249,6 +249,7 @@ def test_manifest_tells_where_the_bundle_comes_from(tiny_bundle: Path, tiny_chec
         "text": {},
         "notes": [],
         "ignored": [],
+        "confirmation": {"by": "", "about": "", "unconfirmed": {}},
     }
     libraries = ("torch", "onnx", "onnxruntime", "numpy")
     assert manifest["versions"] == {"tfexport": __version__} | {name: version(name) for name in libraries}

@@ -8,6 +8,7 @@ import pickle
 import random
 import zipfile
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import onnx
@@ -17,6 +18,7 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper, numpy_helper
 
 from fuzz import containers, models, mutations
+from tfexport.config import Activation, Positions
 from tfexport.models.formats.pickles import InertObject, read_pickle
 
 
@@ -113,5 +115,17 @@ def test_mutations_of_a_file_of_several_pickles_keep_the_others(tmp_path: Path) 
 
 def test_random_models_are_of_every_kind() -> None:
     configs = [models.random_config(random.Random(seed)) for seed in range(60)]
-    for field in ("norm_first", "final_norm", "shared_norm", "activation", "feed_forward", "positions", "tie_output"):
-        assert len({getattr(config, field) for config in configs}) == 2
+    kinds: dict[str, set[object]] = {
+        **{
+            name: {True, False}
+            for name in ("norm_first", "final_norm", "shared_norm", "embedding_norm", "gated", "tie_output")
+        },
+        "activation": {*get_args(Activation)},
+        "positions": {*get_args(Positions)},
+        "feed_forward": {"linear", "conv1d"},
+        "final_norm_in": {"both", "encoder", "decoder"},
+        "norm": {"layer", "rms"},
+    }
+    for field, values in kinds.items():
+        assert {getattr(config, field) for config in configs} == values, field
+    assert any(config.n_encoder_heads not in (0, config.n_heads) for config in configs)

@@ -510,8 +510,9 @@ FLAGS = ("--heads", 3, "--unk", 0, "--pad", PAD, "--bos", BOS, "--eos", EOS)
 
 
 def test_the_command_takes_the_flags_of_export() -> None:
-    """All but those of what is written."""
+    """All but those of what is written, and the module, with which an export compares what it read."""
     written = {
+        "module",
         "output",
         "force",
         "parity",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 Source = Literal["", "module", "outputs", "file"]
 """What confirmed a reading: the user's own module, expected outputs, or a file that describes itself (a toolkit's
@@ -24,23 +24,6 @@ class Confirmation:
     unconfirmed: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the model that only the user or a default gave, and that `by` does not cover. JSON-ready."""
 
-    @property
-    def is_confirmed(self) -> bool:
-        """Whether all settings are confirmed."""
-        return bool(self.by) and not self.unconfirmed
-
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, for the manifest."""
         return {"by": self.by, "about": self.about, "unconfirmed": dict(self.unconfirmed)}
-
-    @classmethod
-    def from_dict(cls, record: Any) -> Confirmation:
-        """Read the record of `to_dict`. Anything else, as a manifest may contain, counts as not confirmed."""
-        if not isinstance(record, Mapping) or record.get("by") not in get_args(Source):
-            return cls()
-        unconfirmed = record.get("unconfirmed")
-        return cls(
-            by=record["by"],
-            about=str(record.get("about", "")),
-            unconfirmed=dict(unconfirmed) if isinstance(unconfirmed, Mapping) else {"all settings": "unknown"},
-        )

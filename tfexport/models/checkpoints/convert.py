@@ -77,7 +77,7 @@ def convert(
         )
         if names
     ]
-    return {} if problems else _unshared({name: converted[name].contiguous() for name in expected}), problems
+    return {} if problems else unshared({name: converted[name].contiguous() for name in expected}), problems
 
 
 def differently_shaped(one: ModelConfig, other: ModelConfig) -> set[str]:
@@ -96,7 +96,7 @@ def _has_plain_numbers(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and tensor.layout == torch.strided and not tensor.is_meta
 
 
-def _unshared(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def unshared(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copy tensors that share memory, such as those of a layer used twice: safetensors stores each name separately."""
     seen: set[int] = set()
     for name, tensor in weights.items():

@@ -34,7 +34,6 @@ from tfexport.models.families.family import Family
 from tfexport.models.formats import native
 from tfexport.models.formats.files import read_file
 from tfexport.models.formats.native import Tokenizers
-from tfexport.models.live.read import LiveModel
 from tfexport.models.model import Model, build_model
 from tfexport.models.toolkits import ctranslate2, fairseq, hugging_face, joeynmt, marian, opennmt
 from tfexport.models.toolkits.toolkit import TextOptions, Toolkit
@@ -86,8 +85,6 @@ class Checkpoint:
     """Names of tensors that belong to no layer, according to the user."""
     generation: Mapping[str, Any] | None = None
     """Default search options of the model's library, from `generation_config.json`."""
-    live: LiveModel | None = None
-    """What was read from the user's module, if it was read from one."""
     confirmation: Confirmation = field(default_factory=Confirmation)
     """Who confirms that the settings are those of the owner's code."""
 

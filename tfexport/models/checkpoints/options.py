@@ -36,11 +36,6 @@ class FamilyOptions(Options):
         metavar="NAME|FILE.py",
         help="The checkpoint family; or a family file of your own, which is run as Python.",
     )
-    module: str | None = option(
-        None,
-        metavar="FILE.py:NAME",
-        help="Your function that returns the model. It is run, and its forward is read and proven; for `export`.",
-    )
     config: Path | None = option(
         None, help="JSON file with model fields; by default the checkpoint's name with .json, if it exists."
     )
@@ -225,6 +220,17 @@ class ExpectOptions(Options):
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOptions(IdOptions, TextSettings, ModelOptions, ExpectOptions):
     """All options that describe a checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportedCheckpointOptions(CheckpointOptions):
+    """The options with which `export` reads a checkpoint."""
+
+    module: str | None = option(
+        None,
+        metavar="FILE.py:NAME",
+        help="Your function that returns the model. It is run, and its forward is read and proven: no setting is needed.",
+    )
 
 
 USAGE: Mapping[str, str] = {

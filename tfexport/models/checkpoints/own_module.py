@@ -1,18 +1,14 @@
-"""Reads a checkpoint by running the user's own module: `--module my_code.py:build`, or a live `nn.Module` in Python.
+"""Reads a checkpoint by running the user's own module: `--module my_code.py:build`.
 
 The file that the user names is run, because the user wrote it, as a family file is. Nothing in a checkpoint can name one.
 """
 
 from __future__ import annotations
 
-import copy
-import hashlib
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,7 +17,9 @@ from tfexport.bundle.reader import file_sha256
 from tfexport.config import ModelConfig
 from tfexport.errors import CheckpointError, ConfigError
 from tfexport.models.checkpoints.confirmation import Confirmation
+from tfexport.models.checkpoints.convert import tie, unshared
 from tfexport.models.checkpoints.hints import (
+    PARTS,
     asking,
     check_told,
     complete,
@@ -34,7 +32,8 @@ from tfexport.models.checkpoints.user_family import run_file, running
 from tfexport.models.formats.files import read_file
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.formats.state_dicts import some
-from tfexport.models.live.read import Given, LiveModel, prepared, read_module
+from tfexport.models.live.proof import Proof
+from tfexport.models.live.read import ReadingOptions, read_module
 
 FAMILY = "module"
 """The family of checkpoints that were read from a module, in manifests."""
@@ -50,44 +49,28 @@ class OwnModule:
     """Its name, such as `my_code.py:build`."""
     adapter: Callable[..., Tensor] | None = None
     """The user's own `call(model, src, tgt)`."""
-    file: Path | None = None
 
 
 def module_of(spec: str) -> OwnModule:
-    """The module that a flag names: `FILE.py:NAME`, `package.module:NAME`; `build` is the default name.
+    """The module that a flag names: `FILE.py:NAME`; `build` is the default name.
 
     Raises:
         ConfigError: the file is missing, fails, or has no such name.
     """
-    where, _, name = spec.rpartition(":") if ":" in spec and not spec.endswith(".py") else (spec, "", "build")
+    where, _, name = (spec, "", "build") if spec.endswith(".py") else spec.rpartition(":")
     path = Path(where)
-    if where.endswith(".py"):
-        if not path.is_file():
-            raise ConfigError(f"there is no file {path}. Give --module FILE.py:NAME, such as my_code.py:build.")
-        with running(path):
-            code = run_file(path)
-    else:
-        code = _imported(where, spec)
+    if not where.endswith(".py") or not path.is_file():
+        raise ConfigError(
+            f"there is no Python file {where or spec}. Give --module FILE.py:NAME, such as my_code.py:build."
+        )
+    with running(path):
+        code = run_file(path)
     target = getattr(code, name, None)
     if target is None:
         raise ConfigError(
             f"{where} has no {name}. Give --module {where}:NAME, with a function that returns your module."
         )
-    return OwnModule(_builder(target, spec, path), spec, getattr(code, "call", None), path if path.is_file() else None)
-
-
-def _imported(where: str, spec: str) -> ModuleType:
-    import sys
-
-    sys.path.insert(0, "")
-    try:
-        return importlib.import_module(where)
-    except ImportError as error:
-        raise ConfigError(
-            f"--module {spec} cannot be imported: {error}. Give FILE.py:NAME, such as my_code.py:build."
-        ) from error
-    finally:
-        sys.path.remove("")
+    return OwnModule(_builder(target, spec, path), spec, getattr(code, "call", None))
 
 
 def _builder(target: Any, spec: str, path: Path) -> Callable[[], nn.Module]:
@@ -112,12 +95,12 @@ def _builder(target: Any, spec: str, path: Path) -> Callable[[], nn.Module]:
 
 
 def read_own_module(
-    path: Path | None, own: OwnModule, hints: Mapping[str, Any], *, tokenizers: Tokenizers | None = None
+    path: Path, own: OwnModule, hints: Mapping[str, Any], *, tokenizers: Tokenizers | None = None
 ) -> Checkpoint:
     """Read a checkpoint with the user's module: what its `forward` computes, proven in float64.
 
     Args:
-        path: the file with the module's weights; None if the module has them.
+        path: the file with the module's weights.
         hints: special ids, lengths, `source_bos` and `source_eos`, and what selects weights in the file.
 
     Raises:
@@ -125,98 +108,93 @@ def read_own_module(
         ConfigError: special ids are missing, or hints contradict the module.
     """
     picked, about = picked_of(hints)
+    if idle := [name for name in about if name in PARTS]:
+        raise ConfigError(f"--module reads the layers from their use: {', '.join(idle)} has no effect. Leave it out.")
     tokenizers = tokenizers or Tokenizers(None, None)
-    where = path or Path(own.about)
-    ids, missing = complete(None, {}, {"n_heads": 1, **about}, tokenizers)
-    if missing:
-        raise ConfigError(asking(where, missing, None))
+    ids = _ids(path, about, tokenizers)
     module = own.build()
-    ignored: tuple[str, ...] = ()
-    if path is None:
-        module = copy.deepcopy(prepared(module))
-    else:
-        raw = read_file(path, picked=picked)
-        ignored = raw.ignored
-        load_weights(module, raw.weights, path, own.about, raw.metadata)
-    ids |= {name: about[name] for name in _TEXT if name in about}
-
-    def config(fields: Mapping[str, Any]) -> ModelConfig:
-        ours = {name: value for name, value in ids.items() if name in (*_IDS, *_TEXT)}
-        return ModelConfig.from_dict({**fields, **ours}, where=own.about)
-
-    given = Given(
+    raw = read_file(path, picked=picked)
+    load_weights(module, raw.weights, path, own.about)
+    lengths = {"encoder": about.get("max_source_length"), "decoder": about.get("max_target_length")}
+    options = ReadingOptions(
         pad_id=ids["pad_id"],
         special_ids=frozenset(ids[name] for name in _IDS),
+        with_ids=lambda fields: ModelConfig.from_dict({**fields, **ids}, where=own.about),
         vocab=None if tokenizers.target is None else tokenizers.target.size,
-        max_length=about.get("max_source_length"),
+        max_lengths={side: length for side, length in lengths.items() if length is not None},  # type: ignore[misc]
         adapter=own.adapter,
-        config=config,
     )
-    live = read_module(module, given)
-    complete_config = config(live.fields)
-    check_told(where, live.fields, {name: value for name, value in about.items() if name not in (*_IDS, *_TEXT)})
-    odd = (*size_problems(tokenizers, complete_config), *id_problems(tokenizers, complete_config))
+    live = read_module(module, options)
+    check_told(path, live.config.to_dict(), {name: value for name, value in about.items() if name not in ids})
+    config, weights = tie(live.config, live.weights)
     return Checkpoint(
-        path=where,
-        sha256=_sha256_of(live) if path is None else file_sha256(path),
+        path=path,
+        sha256=file_sha256(path),
         family=FAMILY,
-        config=complete_config,
-        weights=dict(live.weights),
+        config=config,
+        weights=unshared(weights),
         tokenizers=tokenizers,
         given={**{name: ids[name] for name in _IDS}, **hints},
-        family_notes=(f"called as {live.call.about}", *live.notes),
-        odd=odd,
-        ignored=ignored,
-        confirmation=Confirmation(by="module", about=_about(own, live)),
-        live=live,
+        family_notes=tuple(live.notes),
+        odd=(*size_problems(tokenizers, config), *id_problems(tokenizers, config)),
+        ignored=raw.ignored,
+        confirmation=_confirmation(own, live.proof, about),
     )
 
 
-_TEXT = ("source_bos", "source_eos", "forced_first_id", "suppressed_ids", "suppressed_first_ids")
-"""Fields that no module computes."""
+def _ids(path: Path, about: Mapping[str, Any], tokenizers: Tokenizers) -> dict[str, Any]:
+    """The fields that no module computes, from the user and the vocabularies.
+
+    Raises:
+        ConfigError: one that matters is missing.
+    """
+    heads = {"n_heads": 1}  # asked for by default, and read from the module
+    fields, missing = complete(None, {}, {**heads, **about}, tokenizers)
+    source = tokenizers.source
+    # Ids are complete as they are; a tokenizer's own template says what belongs around text.
+    if source is not None and not (source.before or source.after):
+        missing |= {name: f"{name} with --config" for name in _ENDS if name not in about}
+    if missing:
+        raise ConfigError(asking(path, missing, None))
+    return {name: fields[name] for name in (*_IDS, *_ENDS, *_TOKENS) if name in fields}
 
 
-def _about(own: OwnModule, live: LiveModel) -> str:
-    proof = live.proof
-    return (
-        f"{own.about}: logits of {proof.sequences} sequences in float64 differ by {proof.error:.0e}, all {proof.ids:,} ids, "
-        f"lengths to {proof.longest[0]:,} and {proof.longest[1]:,}"
+_ENDS = ("source_bos", "source_eos")
+_TOKENS = ("forced_first_id", "suppressed_ids", "suppressed_first_ids")
+
+
+def _confirmation(own: OwnModule, proof: Proof, about: Mapping[str, Any]) -> Confirmation:
+    """The module confirms all arithmetic, and not the tokens that the user's program begins and ends with."""
+    return Confirmation(
+        by="module",
+        about=f"{own.about}: logits of {proof.sequences} sequences in float64 differ by {proof.error:.0e}, all "
+        f"{proof.ids:,} ids, lengths to {proof.longest[0]:,} and {proof.longest[1]:,}",
+        unconfirmed={name: about[name] for name in ("bos_id", "eos_id", *_ENDS) if name in about},
     )
 
 
-def _sha256_of(live: LiveModel) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(live.weights):
-        digest.update(name.encode())
-        digest.update(live.weights[name].contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def load_weights(
-    module: nn.Module, weights: Mapping[str, Tensor], path: Path, about: str, metadata: Mapping[str, str] | None = None
-) -> None:
-    """Load a file's weights into a module, under any prefix that wrappers gave their names.
+def load_weights(module: nn.Module, weights: Mapping[str, Tensor], path: Path, about: str) -> None:
+    """Load a file's weights, without prefixes of wrappers, into a module. A tied tensor needs one of its names.
 
     Raises:
         CheckpointError: the names or shapes are not those of the module.
     """
     own = module.state_dict()
-    named = _matched(weights, own)
-    for dropped, kept in (metadata or {}).items():  # safetensors names tied tensors once
-        if dropped in own and dropped not in named and kept in named:
-            named[dropped] = named[kept]
-    wrong = [
-        f"{n} is {list(named[n].shape)}, not {list(own[n].shape)}"
-        for n in own
-        if n in named and named[n].shape != own[n].shape
-    ]
+    if not weights.keys() & own.keys():  # all names of the module have a prefix, which was taken for a wrapper's
+        prefix = next(iter(own)).partition(".")[0]
+        weights = {f"{prefix}.{name}": tensor for name, tensor in weights.items()}
     parameters = dict(module.named_parameters(remove_duplicate=False))
-    shared = {parameters[name].data_ptr() for name in named if name in parameters}
-    missing = [name for name, tensor in parameters.items() if name not in named and tensor.data_ptr() not in shared]
-    unexpected = [name for name in named if name not in own]
+    given = {parameters[name].data_ptr() for name in weights if name in parameters}
+    missing = [name for name, tensor in parameters.items() if name not in weights and tensor.data_ptr() not in given]
+    misshapen = [
+        f"{name} is {list(tensor.shape)}, not {list(own[name].shape)}"
+        for name, tensor in weights.items()
+        if name in own and tensor.shape != own[name].shape
+    ]
+    unexpected = [name for name in weights if name not in own]
     problems = [
         f"{what}: {some(names)}"
-        for what, names in (("missing", missing), ("unexpected", unexpected), ("misshapen", wrong))
+        for what, names in (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen))
         if names
     ]
     if problems:
@@ -224,18 +202,4 @@ def load_weights(
             f"the weights in {path} are not those of {about}: {'; '.join(problems)}. Build the module with the arguments of "
             "the training; leave out what belongs to no layer with --ignore."
         )
-    module.load_state_dict(dict(named), strict=False)
-
-
-def _matched(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights under the module's own names: prefixes that only one side has are removed or added."""
-
-    def score(named: Mapping[str, Tensor]) -> int:
-        return sum(name in own for name in named)
-
-    ways = [dict(weights)]
-    for prefix in {name.partition(".")[0] + "." for name in own if "." in name}:
-        ways.append({f"{prefix}{name}": tensor for name, tensor in weights.items()})
-    for prefix in {name[: name.index(".") + 1] for name in weights if "." in name}:
-        ways.append({name.removeprefix(prefix): tensor for name, tensor in weights.items()})
-    return max(ways, key=score)
+    module.load_state_dict(dict(weights), strict=False)

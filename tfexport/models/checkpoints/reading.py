@@ -10,7 +10,7 @@ from typing import Any
 from tfexport.errors import ConfigError, TfexportError, TokenizerError
 from tfexport.models.checkpoints.hints import read_hints
 from tfexport.models.checkpoints.load import Checkpoint, load_checkpoint
-from tfexport.models.checkpoints.options import CheckpointOptions, FamilyOptions, TextSettings
+from tfexport.models.checkpoints.options import ExportedCheckpointOptions, FamilyOptions, TextSettings
 from tfexport.models.checkpoints.own_module import OwnModule, module_of, read_own_module
 from tfexport.models.checkpoints.recognise import Chosen
 from tfexport.models.checkpoints.user_family import read_family_file
@@ -24,7 +24,7 @@ Say = Callable[[str], None]
 """A function that shows a note to the user."""
 
 
-def open_checkpoint(checkpoint: Path, options: CheckpointOptions, say: Say) -> Checkpoint:
+def open_checkpoint(checkpoint: Path, options: ExportedCheckpointOptions, say: Say) -> Checkpoint:
     """Read a checkpoint with the user's options.
 
     Raises:
@@ -35,14 +35,12 @@ def open_checkpoint(checkpoint: Path, options: CheckpointOptions, say: Say) -> C
 
 def chosen_family(options: FamilyOptions) -> Chosen:
     """The name of a family, or the families of the user's own family file, which is run."""
-    if options.module is not None:
-        raise ConfigError("--module is an option of `export` alone, which proves what it reads. Leave it out here.")
     if options.family is None or not options.family.endswith(".py"):
         return options.family
     return read_family_file(Path(options.family))
 
 
-def _chosen(options: FamilyOptions) -> Chosen | OwnModule:
+def _chosen(options: ExportedCheckpointOptions) -> Chosen | OwnModule:
     """The family, or the user's own module, whose file is run."""
     if options.module is None:
         return chosen_family(options)

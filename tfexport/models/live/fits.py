@@ -14,14 +14,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tfexport.config import Activation
+from tfexport.models.live.errors import NotCanonical
 from tfexport.models.live.tape import Node
 
 CLOSE = 1e-9
 """Largest difference of equal values, relative to the largest element. Rounding is below 1e-13."""
 
-READ = 1e-40
+LEAST_READ = 1e-40
 """Smallest attention weight of a key that is read. Masks add numbers below -100, and sharp attention stays above this."""
+
+_LEAST_EPS = 1e-13
+"""Smallest epsilon that values tell from none."""
 
 NormKind = Literal["layer", "rms", "std", "std-biased"]
 """`std` divides by standard deviation + eps, as in The Annotated Transformer; `std-biased` by that of the population."""
@@ -79,12 +82,6 @@ def exact(vector: Tensor, constants: Sequence[Tensor]) -> Tensor:
     return vector
 
 
-ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
-    "relu": torch.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda states: F.gelu(states, approximate="tanh"),
-    "silu": F.silu,
-}
 _OTHERS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "no activation": lambda states: states,
     "tanh": torch.tanh,
@@ -136,8 +133,9 @@ def fused_norm(states: Tensor, node: Node) -> Norm | None:
         weight = node.inputs[1].value.reshape(-1)
     if len(node.inputs) > 2:
         bias = node.inputs[2].value.reshape(-1)
-    eps = node.args[-1] if isinstance(node.args[-1], float) else torch.finfo(torch.float64).eps
-    return Norm(kind, eps, weight, bias, node.place)
+    if not isinstance(node.args[-1], float):
+        raise NotCanonical("a norm whose epsilon depends on the type of its states: give it one", node.place)
+    return Norm(kind, node.args[-1], weight, bias, node.place)
 
 
 def fit_norm(states: Tensor, values: Tensor, constants: Sequence[Tensor], place: str = "") -> Norm | None:
@@ -162,16 +160,23 @@ def fit_norm(states: Tensor, values: Tensor, constants: Sequence[Tensor], place:
                 ):
                     spread = (eps - eps.mean()).abs().max()
                     if spread < 1e-11 * (1 + size.max()) and (kind == "layer" or named == kind):
-                        return Norm(named, _rounded(float(eps.mean())), weight, bias, place)  # type: ignore[arg-type]
+                        number = _rounded(float(eps.mean()))
+                        if number < _LEAST_EPS:
+                            raise NotCanonical(
+                                "a norm without an epsilon, or with one of its states' type: give it one", place
+                            )
+                        return Norm(named, number, weight, bias, place)  # type: ignore[arg-type]
     return None
 
 
 def _rounded(eps: float) -> float:
-    """An epsilon as people write it, if it is one up to rounding."""
-    if eps <= 1e-14:
-        return 1e-14
-    near = float(f"{eps:.1e}")
-    return near if math.isclose(near, eps, rel_tol=2e-2) else eps
+    """An epsilon as people write it, or that of a type, if it is one up to rounding; 0 if there is none."""
+    if eps < _LEAST_EPS:
+        return 0.0
+    types = (torch.finfo(dtype).eps for dtype in (torch.float32, torch.bfloat16, torch.float16))
+    # Values give an epsilon with an error of the last bits of a variance near 1.
+    near = (number for number in (float(f"{eps:.1e}"), *types) if abs(number - eps) <= 1e-14 + 1e-6 * eps)
+    return next(near, eps)
 
 
 def score_factor(weights: Tensor, products: Tensor) -> float | None:
@@ -179,7 +184,7 @@ def score_factor(weights: Tensor, products: Tensor) -> float | None:
 
     The mask may only hide keys. Log-odds of the keys that a query reads do not depend on it.
     """
-    is_read = weights > READ
+    is_read = weights > LEAST_READ
     logs = torch.where(is_read, weights.clamp(min=1e-300).log(), 0.0)
     first = is_read.to(torch.int64).argmax(-1, keepdim=True)
     odds = torch.where(is_read, logs - logs.gather(-1, first), 0.0)
@@ -188,7 +193,7 @@ def score_factor(weights: Tensor, products: Tensor) -> float | None:
     return factor if is_close(odds, factor * gaps, 1e-7) else None
 
 
-def plain(number: float) -> float:
+def as_written(number: float) -> float:
     """A factor as people write it, if it is one up to rounding: the root of an integer, or a number of few digits."""
     for near in (math.sqrt(round(number**2)), float(f"{number:.6g}")):
         if near and math.isclose(near, number, rel_tol=1e-12):

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from tfexport.models.live.errors import NotCanonical
-from tfexport.models.live.tape import CONSTANT, ELEMENT_BITS, Input, Node, Recording, element_of, parents_of
+from tfexport.models.live.tape import ELEMENT_BITS, Input, Node, Recording, element_of, parents_of
 
 _PRODUCTS = frozenset(("mm", "bmm", "matmul", "linear", "addmm", "baddbmm", "convolution", "mv"))
-_SOFTMAXES = frozenset(("_softmax", "_safe_softmax", "softmax"))
+SOFTMAXES = frozenset(("_softmax", "_safe_softmax", "softmax"))
 
 
 @dataclass(eq=False)
@@ -63,7 +63,7 @@ class Graph:
         for node in self.nodes:
             if node.op in _PRODUCTS:
                 self._lift(node)
-            elif node.op in _SOFTMAXES:
+            elif node.op in SOFTMAXES:
                 node.kind = "softmax"
                 self.softmaxes.append(node)
 
@@ -224,8 +224,3 @@ def _convolution(node: Node, states: Input, weight: Input) -> Product:
         t[0].flatten(1).T for t in (states.origin, states.value, node.value, node.origin)
     )
     return Product(node, origin, values, weight.value.flatten(1).T, None, output, elements)
-
-
-def is_constant(origin: Tensor) -> bool:
-    """Whether no element depends on the tokens."""
-    return bool((origin == CONSTANT).all())

@@ -8,24 +8,28 @@ length must work.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from tfexport.config import ModelConfig
+from tfexport.config import ModelConfig, Side
 from tfexport.models.float64 import InFloat64
-from tfexport.models.live.call import FoundCall, Ids
+from tfexport.models.live.call import WorkingCall
 from tfexport.models.live.errors import NotCanonical
+from tfexport.models.live.ids import Ids
+from tfexport.models.live.products import SOFTMAXES
 from tfexport.models.live.structure import Structure
-from tfexport.models.live.tape import STACK_OF, Side, plain_operations, record_until
+from tfexport.models.live.tape import plain_operations, record_steps, record_until
 from tfexport.models.model import empty_model
+from tfexport.models.positions import PositionTable
 from tfexport.models.transformer import Transformer
 
 TOLERANCE = 1e-8
 """Largest difference of logits, relative to the largest. Rounding stays below 1e-11; a wrong epsilon changes 1e-6."""
-_CHUNK = 4096
+_CHUNK = 1024
 """Number of ids whose embeddings are compared in one forward."""
 
 
@@ -74,68 +78,74 @@ class _DeviationNorm(nn.Module):
         return self.folded.weight * factor * normed + self.folded.bias
 
 
-def prove(call: FoundCall, model: Transformer, structure: Structure, ids: Ids, *, thorough: bool) -> Proof:
+def prove(
+    call: WorkingCall, model: Transformer, structure: Structure, ids: Ids, *, has_random_parameters: bool
+) -> Proof:
     """Compare the module with the canonical model.
 
     Args:
-        ids: the special ids, and the sizes of both vocabularies.
-        thorough: also compare every id and the largest lengths.
+        has_random_parameters: whether the module has random parameters. Then masks are compared too: sharp attention of
+            trained ones may underflow to 0, as a mask does. Otherwise the largest lengths are compared.
 
     Raises:
         Difference: they compute different values.
     """
-    config, error, count = model.config, 0.0, 0
-    for src_len, tgt_len in _lengths(config, longest=thorough):
-        src, tgt = (_batch(ids, side, lengths, call) for side, lengths in (("source", src_len), ("target", tgt_len)))
-        error = max(error, compare(call, model, structure.returns, src, src_len, tgt, tgt_len))
-        count += len(src)
-    if thorough:
-        for side in ("src", "tgt"):
-            _compare_ids(call, model, structure, ids, side)
-    return Proof(count, ids.source + ids.target, (config.max_source_length, config.max_target_length), error)
+    longest = {"encoder": model.config.max_source_length, "decoder": model.config.max_target_length}
+    cases = _CASES if has_random_parameters else [*_CASES, ([longest["encoder"]], [longest["decoder"]])]
+    error, sequences = 0.0, 0
+    for source_lengths, target_lengths in cases:
+        src_len = [min(length, longest["encoder"]) for length in source_lengths]
+        tgt_len = [min(length, longest["decoder"]) for length in target_lengths]
+        src, tgt = _batch(ids, "encoder", src_len, call), _batch(ids, "decoder", tgt_len, call)
+        error = max(error, _compare(call, model, structure.returns, (src, src_len), (tgt, tgt_len)))
+        sequences += len(src)
+    for side in ("encoder", "decoder"):
+        _compare_ids(call, model, structure, ids, side, length=min(longest[side], 64), masks=has_random_parameters)  # type: ignore[arg-type]
+    return Proof(sequences, sum(ids.sizes.values()), (longest["encoder"], longest["decoder"]), error)
 
 
-def _lengths(config: ModelConfig, *, longest: bool) -> Iterator[tuple[list[int], list[int]]]:
-    most_src, most_tgt = config.max_source_length, config.max_target_length
-    cases = [
-        ([5], [4]),
-        ([1], [1]),
-        ([6, 3, 9, 1], [5, 7, 2, 1]),
-        ([11, 2, 11, 4], [3, 8, 8, 1]),
-        ([33], [2]),
-        ([2], [31]),
-    ]
-    if longest:
-        cases += [([most_src], [most_tgt])]
-    for src, tgt in cases:
-        yield [min(n, most_src) for n in src], [min(n, most_tgt) for n in tgt]
+_CASES = [
+    ([5], [4]),
+    ([1], [1]),
+    ([6, 3, 9, 1], [5, 7, 2, 1]),
+    ([11, 2, 11, 4], [3, 8, 8, 1]),
+    ([33], [2]),
+    ([2], [31]),
+]
+"""Lengths of sources and targets, in a batch each."""
 
 
-def _batch(ids: Ids, side: str, lengths: Sequence[int], call: FoundCall) -> Tensor:
+def _batch(ids: Ids, side: Side, lengths: Sequence[int], call: WorkingCall) -> Tensor:
     """Random ids of a whole vocabulary but padding, [batch, length], padded if the module masks padding."""
-    generator = torch.Generator().manual_seed(sum(lengths) + len(side))
-    every = torch.tensor([i for i in range(getattr(ids, side)) if i != ids.pad])
+    generator = torch.Generator().manual_seed(sum(lengths) + (side == "encoder"))
+    every = _all_but_padding(ids, side)
     batch = every[torch.randint(len(every), (len(lengths), max(lengths)), generator=generator)]
     if call.masks_padding:
         batch = torch.where(torch.arange(max(lengths)) < torch.tensor(lengths)[:, None], batch, ids.pad)
     return batch
 
 
+def _all_but_padding(ids: Ids, side: Side) -> Tensor:
+    return torch.tensor([index for index in range(ids.sizes[side]) if index != ids.pad])
+
+
 @torch.no_grad()
-def compare(
-    call: FoundCall,
+def _compare(
+    call: WorkingCall,
     model: Transformer,
     returns: str,
-    src: Tensor,
-    src_len: Sequence[int],
-    tgt: Tensor,
-    tgt_len: Sequence[int],
+    sources: tuple[Tensor, Sequence[int]],
+    targets: tuple[Tensor, Sequence[int]],
 ) -> float:
     """The largest relative difference of logits at real target tokens.
+
+    Args:
+        sources, targets: ids [batch, length] and their lengths.
 
     Raises:
         Difference: it is above `TOLERANCE`.
     """
+    (src, src_len), (tgt, tgt_len) = sources, targets
     if not call.masks_padding:
         src_len, tgt_len = [src.shape[1]] * len(src), [tgt.shape[1]] * len(tgt)
     with plain_operations():
@@ -156,43 +166,47 @@ def compare(
 
 
 @torch.no_grad()
-def _compare_ids(call: FoundCall, model: Transformer, structure: Structure, ids: Ids, side: Side) -> None:
-    """Compare the embedding of every id of a side, and check that the first attention hides none.
+def _compare_ids(
+    call: WorkingCall, model: Transformer, structure: Structure, ids: Ids, side: Side, *, length: int, masks: bool
+) -> None:
+    """Compare the embedding of every id of a side; with `masks`, also check that the first attention hides none.
 
     The forward ends there, so that a large vocabulary takes seconds.
     """
-    stack = getattr(model, STACK_OF[side])
-    size, most = (
-        (ids.source, model.config.max_source_length) if side == "src" else (ids.target, model.config.max_target_length)
-    )
-    every = torch.tensor([i for i in range(size) if i != ids.pad])
-    length, node, softmax = min(most, 64), structure.embeddings[side].node.index, structure.softmaxes[side]
-    table = model.encoder.tokens.weight if side == "src" else model._target_table()
-    for part in torch.split(every, _CHUNK):
+    step = structure.embeddings[side].step
+    for part in torch.split(_all_but_padding(ids, side), _CHUNK):  # type: ignore[no-untyped-call]
         rows = -(-len(part) // length)
         batch = part.repeat(-(-rows * length // len(part)))[: rows * length].view(rows, length)
-        one = torch.full((rows, 1), int(every[-1] if side == "tgt" else ids.free("target")[0]))
-        src, tgt = (batch, one) if side == "src" else (torch.full((rows, 1), int(ids.free("source")[0])), batch)
-        nodes = record_until(call.call, src, tgt, softmax + 1)
-        with InFloat64():
-            ours = torch.nn.functional.embedding(batch, table) * stack.scale
-            if model.config.positions != "none":
-                ours = ours + stack.positions(torch.arange(length))
-        value = nodes[node].value if len(nodes) > node else torch.empty(0)
-        theirs = value if value.shape == ours.shape else value.transpose(0, 1) if value.dim() == 3 else value
-        name = f"the {'source' if side == 'src' else 'target'}"
+        pair = ids.with_other_side(side, batch)
+        if masks:
+            steps = record_until(call.call, *pair, side, lambda node: node.op in SOFTMAXES)
+            _check_masks(steps[-1].value, batch, side)
+        else:
+            steps = record_steps(call.call, *pair, side, step + 1)
+        ours, value = _embedded(model, side, batch), steps[step].value
+        theirs = value.transpose(0, 1) if value.shape != ours.shape and value.dim() == 3 else value
         if theirs.shape != ours.shape:
-            raise Difference(f"the operations on {name}'s ids depend on the size of the batch")
+            raise Difference(f"the operations on the ids of the {side} depend on the size of the batch")
         wrong = ((theirs - ours).abs() > TOLERANCE * (1 + theirs.abs().max())).any(-1)
         if bool(wrong.any()):
-            raise Difference(f"the embedding of id {int(batch[wrong][0])} of {name} differs")
-        weights = nodes[softmax].value
-        weights = weights.reshape(-1, *weights.shape[-2:])
-        is_read = weights > 0
-        expected = torch.ones_like(is_read) if side == "src" else torch.ones_like(is_read).tril()
-        if not torch.equal(is_read, expected):
-            heads = len(weights) // rows
-            row, column = (is_read != expected).nonzero()[0][[0, 2]].tolist()
-            raise Difference(
-                f"an attention hides id {int(batch[row // heads, column])} of {name}, or reads what it should not"
-            )
+            raise Difference(f"the embedding of id {int(batch[wrong][0])} of the {side} differs")
+
+
+def _embedded(model: Transformer, side: Side, batch: Tensor) -> Tensor:
+    """The sum of embeddings and positions, before any norm of it, in float64."""
+    stack = model.encoder if side == "encoder" else model.decoder
+    table = model.encoder.tokens.weight if side == "encoder" else model.target_table()
+    with InFloat64():
+        states = F.embedding(batch, table) * stack.scale
+        if isinstance(stack.positions, PositionTable):
+            states = states + stack.positions(torch.arange(batch.shape[1]))
+        return states
+
+
+def _check_masks(weights: Tensor, batch: Tensor, side: Side) -> None:
+    """Raise Difference if attention weights [.., queries, keys] hide an id of a batch, or do not hide later targets."""
+    is_read = weights.reshape(len(batch), -1, *weights.shape[-2:]) > 0
+    expected = torch.ones_like(is_read) if side == "encoder" else torch.ones_like(is_read).tril()
+    if not torch.equal(is_read, expected):
+        row, _, _, key = (is_read != expected).nonzero()[0].tolist()
+        raise Difference(f"an attention hides id {int(batch[row, key])} of the {side}, or reads what it should not")

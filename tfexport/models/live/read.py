@@ -10,351 +10,272 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from tfexport.config import ModelConfig
+from tfexport.config import ModelConfig, Side
 from tfexport.errors import CheckpointError
-from tfexport.models.live.call import FoundCall, Ids, find_call
+from tfexport.models.live.call import WorkingCall, find_call
 from tfexport.models.live.errors import NotCanonical
+from tfexport.models.live.ids import Ids
 from tfexport.models.live.origins import Piece, Tags, assembled, tag
+from tfexport.models.live.positions import position_table, stored_rows
 from tfexport.models.live.proof import Difference, Proof, canonical_model, prove
-from tfexport.models.live.streams import Embedding, rows_of
 from tfexport.models.live.structure import Structure, read_structure
 from tfexport.models.live.sublayers import Scaled
-from tfexport.models.live.tape import STACK_OF, Side, plain_operations, record_until
+from tfexport.models.live.tape import plain_operations
 
 LONGEST = 1024
 """The largest length of a model that has more positions, or computes them; a longer one is proven on request."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """The origin of a canonical tensor."""
-
-    pieces: tuple[Piece, ...]
-    """Rows of parameters or buffers; empty if arithmetic changed the user's numbers, or if it is zero."""
-    factor: float
-    shape: tuple[int, ...]
-    is_zero: bool = False
-    """A bias that the module does not have."""
+_FEWEST_WORDS = 8
+"""Embeddings with fewer rows, such as those of segments, are not those of tokens."""
 
 
 @dataclass(frozen=True)
 class LiveModel:
     """A model that was read from a module and proven."""
 
-    fields: Mapping[str, Any]
-    """All fields of `ModelConfig`, except for special ids and the text settings."""
-    weights: Mapping[str, Tensor]
+    config: ModelConfig
+    weights: dict[str, Tensor]
     """Canonical float32 weights."""
-    table: Mapping[str, Entry]
-    """The origin of each weight."""
     proof: Proof
-    call: FoundCall
-    notes: Sequence[str] = ()
-    unused: Sequence[str] = field(default_factory=tuple)
-    """Names of parameters that the forward does not read."""
+    notes: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
-    """What the user knows beside the module."""
+class ReadingOptions:
+    """What no module says, from the user."""
 
     pad_id: int
     special_ids: frozenset[int]
+    with_ids: Callable[[Mapping[str, Any]], ModelConfig]
+    """Completes the fields that were read with special ids."""
     vocab: int | None = None
     """The size of the target vocabulary, if one was given."""
-    max_length: int | None = None
+    max_lengths: Mapping[Side, int] = field(default_factory=dict)
     adapter: Callable[..., Tensor] | None = None
     """The user's own `call(model, src, tgt)`."""
-    config: Callable[[Mapping[str, Any]], ModelConfig] = ModelConfig.from_dict
-    """Completes the fields that were read with special ids."""
 
 
-def read_module(module: nn.Module, given: Given) -> LiveModel:
+def read_module(module: nn.Module, options: ReadingOptions) -> LiveModel:
     """Read a module with its weights. The module is changed: its parameters become float64.
 
     Raises:
         CheckpointError: no way to call it works, or the canonical model does not compute what it computes.
     """
-    module = prepared(module)
-    actual = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    module = _unwrapped(module).eval()
+    # Conversion to float64 gives a parameter new memory, unless it is float64 already.
+    actual = {
+        name: parameter.detach().clone() if parameter.dtype == torch.float64 else parameter.detach()
+        for name, parameter in module.named_parameters()
+    }
     _widen(module)
-    return _Reading(module, actual, given).run()
+    tags = tag(module)
+    sizes = [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding)]
+    words = min([size for size in sizes if size >= _FEWEST_WORDS] or [2 * _FEWEST_WORDS])
+    ids = Ids(options.pad_id, options.special_ids, dict.fromkeys(get_args(Side), words))
+    call = find_call(module, ids, options.vocab, options.adapter)
+    try:
+        return _Reading(module, actual, options, tags, call, ids).run()
+    except NotCanonical as error:
+        name = type(module).__name__
+        if isinstance(error, Difference):
+            about = f"{name} was read, but the model that was read does not compute the same: {error}"
+            raise CheckpointError(f"{about}. Nothing was exported. Report this with the module's code.") from error
+        about = f"{name} computes something that tfexport cannot express: {error}"
+        raise CheckpointError(f"{about}. Nothing was exported.") from error
 
 
-def prepared(module: nn.Module) -> nn.Module:
-    """The module itself in evaluation mode, without a wrapper of `torch.compile` or of parallel training."""
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """The module itself, without a wrapper of `torch.compile` or of parallel training."""
     for wrapper in ("_orig_mod", "module"):
         inner = getattr(module, wrapper, None)
         if isinstance(inner, nn.Module) and len(list(module.children())) == 1:
             module = inner
-    return module.eval()
+    return module
 
 
 def _widen(module: nn.Module) -> None:
     """Make all floating-point tensors of a module float64, also those that are plain attributes."""
-    module.double()
     for part in module.modules():
+        if isinstance(part, nn.RMSNorm) and part.eps is None:  # it depends on the type: that of the user's states
+            part.eps = torch.finfo(torch.float32 if part.weight is None else part.weight.dtype).eps
         for name, value in vars(part).items():
-            if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64:
+            if isinstance(value, Tensor) and value.is_floating_point():
                 setattr(part, name, value.double())
+    module.double()
+
+
+@dataclass(frozen=True)
+class _Source:
+    """How the value of a canonical tensor follows from the module's parameters."""
+
+    pieces: Sequence[Piece] | None
+    """The elements that it consists of; None if arithmetic changed them."""
+    is_zero: bool
+    """A bias that the module does not have."""
 
 
 class _Reading:
-    def __init__(self, module: nn.Module, actual: Mapping[str, Tensor], given: Given):
-        self.module, self.actual, self.given = module, actual, given
-        self.notes: list[str] = []
+    """The steps after the call is known."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        actual: Mapping[str, Tensor],
+        options: ReadingOptions,
+        tags: Tags,
+        call: WorkingCall,
+        ids: Ids,
+    ):
+        self.module, self.actual, self.options, self.call = module, actual, options, call
+        self.structure = self._read(ids)
+        sizes = {"encoder": self.structure.fields["src_vocab_size"], "decoder": self.structure.fields["tgt_vocab_size"]}
+        self.ids = Ids(ids.pad, ids.special, sizes)  # type: ignore[arg-type]
+        self.sources = {name: _source(tags, scaled) for name, scaled in self.structure.tensors.items()}
+        embeddings = self.structure.embeddings
+        self.positions = {side: stored_rows(module, tags, embedding) for side, embedding in embeddings.items()}
+        self.notes = [f"called as {call.about}", *self.structure.notes]
+        self.lengths = {side: self._length(side) for side in embeddings}
 
     def run(self) -> LiveModel:
-        tags = tag(self.module)
-        sizes = [part.num_embeddings for part in self.module.modules() if isinstance(part, nn.Embedding)]
-        least = min([size for size in sizes if size >= 8] or [16])
-        ids = Ids(self.given.pad_id, self.given.special_ids, least, least)
-        call = find_call(self.module, ids, self.given.vocab, self.given.adapter)
-        try:
-            return self._proven(tags, call, ids)
-        except NotCanonical as error:
-            raise CheckpointError(_refusal(self.module, error)) from error
-
-    def _proven(self, tags: Tags, call: FoundCall, ids: Ids) -> LiveModel:
-        structure = self._structure(call, ids)
-        table = {name: self._entry(tags, tensor) for name, tensor in structure.tensors.items()}
-        sizes = (structure.fields["src_vocab_size"], structure.fields["tgt_vocab_size"])
-        ids = Ids(ids.pad, ids.special, *sizes)
-        positions = {side: self._position_pieces(tags, each) for side, each in structure.embeddings.items()}
-        lengths = {side: self._length(pieces) for side, pieces in positions.items()}
-        self._limit(call, lengths, ids)
         # With the random parameters first: those of a file may hide a difference, as biases of 0 do.
-        self._prove(call, structure, table, positions, lengths, ids, thorough=False)
+        self._prove(self._values(), has_random_parameters=True)
         with torch.no_grad():
             for name, parameter in self.module.named_parameters():
                 parameter.copy_(self.actual[name])
-        if any(not entry.pieces and not entry.is_zero for entry in table.values()):
-            own = self._structure(call, ids)
-            for name, value in own.fields.items():
-                if value != structure.fields[name]:
-                    about = f"{name} is {structure.fields[name]} with random parameters, and {value} with the file's"
-                    raise NotCanonical(f"the arithmetic depends on the parameters: {about}")
-            structure = own
-        config, weights, proof = self._prove(call, structure, table, positions, lengths, ids, thorough=True)
-        fields = {name: value for name, value in config.to_dict().items() if not name.endswith(("_id", "_ids"))}
-        narrow = _unshared({name: tensor.float().contiguous() for name, tensor in weights.items()})
-        for side, pieces in positions.items():
-            name = f"{STACK_OF[side]}.positions.table"
-            if name in weights:
-                table[name] = Entry(tuple(pieces or ()), structure.embeddings[side].factor, tuple(weights[name].shape))
-        self.notes += structure.notes
-        if not call.masks_padding:
-            self.notes.append("the module masks no padding of sources: it was compared with sources of one length")
-        return LiveModel(fields, narrow, {n: table[n] for n in narrow if n in table}, proof, call, tuple(self.notes))
+        if any(source.pieces is None and not source.is_zero for source in self.sources.values()):
+            self.structure = self._read_again()
+        # Float32 needs no copy, and its numbers are the same.
+        exact = {name: tensor for name, tensor in self.actual.items() if tensor.dtype == torch.float32}
+        config, weights, proof = self._prove({**self._values(), **exact}, has_random_parameters=False)
+        if not self.call.masks_padding:
+            about = "padding of sources changes the logits, called like this: compared with sequences of one length"
+            self.notes.append(about)
+        return LiveModel(config, {name: tensor.float() for name, tensor in weights.items()}, proof, self.notes)
 
-    def _limit(self, call: FoundCall, lengths: dict[Side, int], ids: Ids) -> None:
-        """Lower the lengths to those that the forward accepts, such as the size of a mask or of a table that it computes."""
-        for side, names in (("src", ("source", "target")), ("tgt", ("target", "source"))):
-            problem = ""
+    def _read(self, ids: Ids) -> Structure:
+        sides: tuple[Side, Side] = get_args(Side)
+        return read_structure(self.call.call, lambda length, seed: ids.random(sides[seed % 2], (1, length), seed))
 
-            def runs(length: int, names: tuple[str, str] = names) -> bool:
-                nonlocal problem
-                long, short = ids.random(names[0], (1, length), 0), ids.random(names[1], (1, 1), 0)  # type: ignore[arg-type]
-                try:
-                    with plain_operations():
-                        call.call(*((long, short) if names[0] == "source" else (short, long)))
-                except Exception as error:  # whatever the user's code raises
-                    problem = " ".join(str(error).split())[:150]
-                    return False
-                return True
+    def _read_again(self) -> Structure:
+        """The structure with the file's parameters, for tensors that arithmetic changes, such as weight norm.
 
-            most = lengths[side]  # type: ignore[index]
-            if runs(most):
-                continue
-            fewest = 1
-            while most - fewest > 1:
-                middle = (most + fewest) // 2
-                fewest, most = (middle, most) if runs(middle) else (fewest, middle)
-            lengths[side] = fewest  # type: ignore[index]
-            self.notes = [note for note in self.notes if "proven for" not in note]
-            self.notes.append(f"the {names[0]} has at most {fewest} tokens: for more, the forward fails ({problem})")
+        Raises:
+            NotCanonical: it is another one.
+        """
+        again = self._read(self.ids)
+        for name, value in again.fields.items():
+            if value != (before := self.structure.fields[name]):
+                about = f"{name} is {before} with random parameters, and {value} with the file's"
+                raise NotCanonical(f"the arithmetic depends on the parameters: {about}")
+        return again
 
-    def _structure(self, call: FoundCall, ids: Ids) -> Structure:
-        return read_structure(
-            call.call, lambda length, seed: ids.random("source" if seed % 2 == 0 else "target", (1, length), seed)
-        )
-
-    def _entry(self, tags: Tags, scaled: Scaled) -> Entry:
-        tensor = scaled.tensor
-        is_zero = tensor.dim() == 1 and bool((tensor == 0).all())
-        pieces = None if is_zero else tags.pieces_of(tensor)
-        return Entry(tuple(pieces or ()), scaled.factor, tuple(tensor.shape), is_zero)
-
-    def _position_pieces(self, tags: Tags, embedding: Embedding) -> list[Piece] | None:
-        """All rows of a position table from the first one that the forward reads; None if it is computed."""
-        rows = embedding.constant
-        if rows is None:
-            return None
-        pieces, d_model = tags.pieces_of(rows), rows.shape[1]
-        if pieces is not None and len(pieces) == 1 and pieces[0].strides == (d_model, 1):
-            piece = pieces[0]
-            count = (dict(self.module.named_parameters())[piece.name].numel() - piece.start) // d_model
-            return [Piece(piece.name, piece.start, (count, d_model), (d_model, 1))]
-        for name, buffer in self.module.named_buffers():
-            if not buffer.is_floating_point() or buffer.dim() == 0 or buffer.shape[-1] != d_model:
-                continue
-            table = buffer.reshape(-1, d_model)
-            for start in (table[: len(table) - len(rows) + 1] == rows[0]).all(1).nonzero().flatten().tolist():
-                if torch.equal(table[start : start + len(rows)], rows):
-                    return [Piece(name, start * d_model, (len(table) - start, d_model), (d_model, 1))]
-        return None
-
-    def _length(self, pieces: Sequence[Piece] | None) -> int:
-        """The largest length of a side."""
-        most = pieces[0].size[0] if pieces else None
-        wanted = self.given.max_length
+    def _length(self, side: Side) -> int:
+        """The largest length of a side that is proven."""
+        stored, wanted = self.positions[side], self.options.max_lengths.get(side)
+        most = stored.count if stored else None
         if wanted is not None and most is not None and wanted > most:
             raise CheckpointError(f"the module has {most} positions, not {wanted}. Give at most --max-length {most}.")
-        if wanted is None and (most is None or most > LONGEST):
-            about = "computes its positions" if most is None else f"has {most} positions"
-            self.notes.append(f"the module {about}: proven for {LONGEST} tokens; --max-length N proves more")
-            return LONGEST
-        return wanted or most or LONGEST
+        length = wanted or min(most or LONGEST, LONGEST)
+        if (problem := self._failure(side, length)) is not None:
+            works, fails = 1, length
+            while fails - works > 1:
+                middle = (works + fails) // 2
+                works, fails = (middle, fails) if self._failure(side, middle) is None else (works, middle)
+            about = f"the {side} takes at most {works} tokens: with {length}, the forward fails ({problem})"
+            if wanted is not None:
+                raise CheckpointError(f"{about}. Give at most --max-length {works}.")
+            length = works
+            self.notes.append(about)
+        elif wanted is None and (most is None or most > length):
+            has = "computes its positions" if most is None else f"has {most:,} positions"
+            self.notes.append(f"the {side} {has}: proven for {length:,} tokens; --max-length N proves more")
+        return length
+
+    def _failure(self, side: Side, length: int) -> str | None:
+        """The error of a forward with so many tokens on a side; None if there is none."""
+        try:
+            with plain_operations():
+                self.call.call(*self.ids.with_other_side(side, self.ids.random(side, (1, length), 0)))
+        except Exception as error:  # whatever the user's code raises
+            return " ".join(str(error).split())[:150]
+        return None
+
+    def _values(self) -> dict[str, Tensor]:
+        """The parameters and buffers of the module as they are now."""
+        named = [*self.module.named_parameters(), *self.module.named_buffers()]
+        return {name: value.detach() for name, value in named}
 
     def _prove(
-        self,
-        call: FoundCall,
-        structure: Structure,
-        table: Mapping[str, Entry],
-        positions: Mapping[Side, Sequence[Piece] | None],
-        lengths: dict[Side, int],
-        ids: Ids,
-        *,
-        thorough: bool,
+        self, values: Mapping[str, Tensor], *, has_random_parameters: bool
     ) -> tuple[ModelConfig, dict[str, Tensor], Proof]:
-        """The config, the weights and the proof, with the values that the module's parameters have now."""
-        values = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
-        if thorough:  # float32 needs no copy, and its numbers are the same
-            values |= {name: tensor for name, tensor in self.actual.items() if tensor.dtype == torch.float32}
-        values = {name: value.detach() for name, value in values.items()}
-        weights = {}
+        """The config, the weights and the proof for these parameters, which the module has now."""
+        structure, weights = self.structure, dict[str, Tensor]()
         for name, scaled in structure.tensors.items():
-            entry = table[name]
-            if entry.pieces:
-                tensor = assembled(entry.pieces, values, entry.shape)
-                weights[name] = tensor if entry.factor == 1.0 else tensor.double() * entry.factor
+            source, shape = self.sources[name], scaled.tensor.shape
+            if source.is_zero:
+                weights[name] = torch.zeros(shape)
+            elif source.pieces is None:
+                weights[name] = scaled.value
             else:
-                weights[name] = torch.zeros(entry.shape) if entry.is_zero else scaled.value
-        weights |= self._position_tables(call, structure, positions, lengths, ids, values)
-        fields = {**structure.fields, **_of_lengths(lengths), **_positions_field(weights)}
-        fields, chosen = _minimal(fields, _padded(fields, weights))
-        config = self.given.config(fields)
-        model = canonical_model(config, chosen, structure)
-        return config, chosen, prove(call, model, structure, ids, thorough=thorough)
+                tensor = assembled(source.pieces, values, shape)
+                weights[name] = tensor if scaled.factor == 1.0 else tensor.double() * scaled.factor
+        tables = self._tables(values)
+        fields = {**structure.fields, "positions": "stored" if tables else "none"}
+        fields |= {"max_source_length": self.lengths["encoder"], "max_target_length": self.lengths["decoder"]}
+        weights = _of_one_size(weights, structure.fields["d_ff"]) | tables
+        for name, names in _biases(weights).items():
+            fields[name] = any(bool((weights[bias] != 0).any()) for bias in names)
+            if not fields[name]:
+                weights = {name: tensor for name, tensor in weights.items() if name not in names}
+        config = self.options.with_ids(fields)
+        model = canonical_model(config, weights, structure)
+        proof = prove(self.call, model, structure, self.ids, has_random_parameters=has_random_parameters)
+        return config, weights, proof
 
-    def _position_tables(
-        self,
-        call: FoundCall,
-        structure: Structure,
-        positions: Mapping[Side, Sequence[Piece] | None],
-        lengths: Mapping[Side, int],
-        ids: Ids,
-        values: Mapping[str, Tensor],
-    ) -> dict[str, Tensor]:
-        """The position tables, from parameters and buffers, or from a forward of the largest length."""
-        tables = {}
-        for side, embedding in structure.embeddings.items():
-            pieces, length = positions[side], lengths[side]
-            if pieces:
-                table = assembled(pieces, values, pieces[0].size)[:length]
-                table = table if embedding.factor == 1.0 else table.double() * embedding.factor
-            elif bool((embedding.positions == 0).all()):
-                continue
-            else:
-                table = _computed(call, embedding, side, length, ids)
-            tables[f"{STACK_OF[side]}.positions.table"] = table
-        if len(tables) == 1:  # the other side has none
-            (table,) = tables.values()
-            for side in STACK_OF:
-                zeros = torch.zeros(lengths[side], table.shape[1], dtype=torch.float64)
-                tables.setdefault(f"{STACK_OF[side]}.positions.table", zeros)
-        return tables
+    def _tables(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The position tables by their canonical names. A side without positions beside one with them has zeros."""
+        tables: dict[str, Tensor] = {}
+        for side, embedding in self.structure.embeddings.items():
+            stored, length = self.positions[side], self.lengths[side]
+            table = position_table(self.call.call, side, embedding, stored, length, self.ids, values)
+            if table is not None:
+                tables[side] = table
+        if not tables:
+            return {}
+        width = next(iter(tables.values())).shape[1]
+        return {
+            f"{side}.positions.table": tables.get(side, torch.zeros(length, width))
+            for side, length in self.lengths.items()
+        }
 
 
-def _computed(call: FoundCall, embedding: Embedding, side: Side, length: int, ids: Ids) -> Tensor:
-    """The position vectors of a forward of a length, without the embeddings of its ids."""
-    long = ids.random("source" if side == "src" else "target", (1, length), 9)
-    short = torch.full((1, 1), int(ids.free("target" if side == "src" else "source")[0]))
-    src, tgt = (long, short) if side == "src" else (short, long)
-    nodes = record_until(call.call, src, tgt, embedding.node.index + 1)
-    values = rows_of(nodes[-1].value, embedding.values.shape[1])
-    if values is None or values.shape[0] != length:
-        raise NotCanonical("positions depend on the length of the sequence", nodes[-1].place)
-    table = values - embedding.scale * embedding.table[long[0]]
-    if (table[: len(embedding.positions)] - embedding.positions).abs().max() > 1e-9:
-        raise NotCanonical("positions depend on the length of the sequence", nodes[-1].place)
-    return table
+def _source(tags: Tags, scaled: Scaled) -> _Source:
+    is_zero = scaled.tensor.dim() == 1 and bool((scaled.tensor == 0).all())
+    return _Source(None if is_zero else tags.pieces_of(scaled.tensor), is_zero)
 
 
-def _of_lengths(lengths: Mapping[Side, int]) -> dict[str, int]:
-    return {"max_source_length": lengths["src"], "max_target_length": lengths["tgt"]}
+def _biases(weights: Iterable[str]) -> dict[str, list[str]]:
+    """The names of the biases that each field of the config is about."""
+    kinds = {"attention_bias": "attention.", "feed_forward_bias": "feed_forward.", "output_bias": "output_bias"}
+    return {
+        field_name: [name for name in weights if part in name and name.endswith("bias")]
+        for field_name, part in kinds.items()
+    }
 
 
-def _positions_field(weights: Mapping[str, Tensor]) -> dict[str, str]:
-    return {"positions": "stored" if "encoder.positions.table" in weights else "none"}
-
-
-def _minimal(fields: dict[str, Any], weights: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The fields and weights without biases that are all zero, and with equal embeddings once."""
-    kept = dict(weights)
-
-    def drop(field_name: str, names: Iterable[str]) -> None:
-        names = [*names]
-        fields[field_name] = any(bool((kept[name] != 0).any()) for name in names)
-        if not fields[field_name]:
-            for name in names:
-                del kept[name]
-
-    drop("attention_bias", [n for n in kept if "attention." in n and n.endswith("bias")])
-    drop("feed_forward_bias", [n for n in kept if "feed_forward." in n and n.endswith("bias")])
-    drop("output_bias", ["output_bias"])
-    source, target = kept["encoder.tokens.weight"], kept["decoder.tokens.weight"]
-    fields["tie_output"] = kept["output_weight"].shape == target.shape and torch.equal(kept["output_weight"], target)
-    fields["tie_source_target"] = source.shape == target.shape and torch.equal(source, target)
-    if fields["tie_output"]:
-        del kept["output_weight"]
-    if fields["tie_source_target"]:
-        del kept["decoder.tokens.weight"]
-    return fields, kept
-
-
-def _padded(fields: Mapping[str, Any], weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def _of_one_size(weights: Mapping[str, Tensor], d_ff: int) -> dict[str, Tensor]:
     """The weights with feed-forwards of one size: hidden states whose weights are zero change nothing."""
     padded = dict(weights)
     for name, tensor in weights.items():
-        missing = fields["d_ff"] - (tensor.shape[-1] if "output" in name else len(tensor))
-        if ".feed_forward." not in name or name.endswith("output.bias") or missing == 0:
+        if ".feed_forward." not in name or name.endswith("output.bias"):
             continue
-        sides = (0, missing) if tensor.dim() == 1 or "output" in name else (0, 0, 0, missing)
-        padded[name] = torch.nn.functional.pad(tensor, sides)
+        is_output = name.endswith("output.weight")
+        missing = d_ff - tensor.shape[-1 if is_output else 0]
+        if missing:
+            padded[name] = F.pad(tensor, (0, missing) if is_output or tensor.dim() == 1 else (0, 0, 0, missing))
     return padded
-
-
-def _unshared(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights without tensors that share memory, such as those of layers that are used twice."""
-    seen: set[int] = set()
-    for name, tensor in weights.items():
-        if tensor.data_ptr() in seen:
-            weights[name] = tensor.clone()
-        seen.add(tensor.data_ptr())
-    return weights
-
-
-def _refusal(module: nn.Module, error: NotCanonical) -> str:
-    name = type(module).__name__
-    if isinstance(error, Difference):
-        return (
-            f"{name} was read, but the model that was read does not compute the same: {error}. Nothing was exported. Report "
-            "this with the module's code."
-        )
-    return f"{name} computes something that tfexport cannot express: {error}. Nothing was exported."

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from tfexport.config import Side
 from tfexport.models.live.errors import NotCanonical
-from tfexport.models.live.fits import Affine, Norm, affine, fit_norm, fused_norm, is_close, plain
+from tfexport.models.live.fits import Affine, Norm, affine, as_written, fit_norm, fused_norm, is_close
 from tfexport.models.live.products import Graph, Product
 from tfexport.models.live.sublayers import Scaled, Sublayer
-from tfexport.models.live.tape import STACK_OF, Node, Side, constants_in
+from tfexport.models.live.tape import Node, constants_in, of_side
 
-_ORDER = {"src": ("self", "feed-forward"), "tgt": ("self", "cross", "feed-forward")}
+_ORDER = {"encoder": ("self", "feed-forward"), "decoder": ("self", "cross", "feed-forward")}
 _NAMES = {"self": "self_attention", "cross": "cross_attention", "feed-forward": "feed_forward"}
 
 
@@ -32,6 +33,8 @@ class Embedding:
     """The factor of `constant`."""
     node: Node
     """The operation whose result is the sum."""
+    step: int
+    """Its place among the operations that depend on the ids of its side alone."""
     values: Tensor
 
 
@@ -72,12 +75,12 @@ def read_stack(graph: Graph, other: Graph, side: Side, sublayers: Sequence[Subla
     Raises:
         NotCanonical: the stack is not one of residual sums with norms.
     """
-    order, name = _ORDER[side], STACK_OF[side]
+    order = _ORDER[side]
     kinds = [sublayer.kind for sublayer in sublayers]
     if not sublayers or kinds != [*order] * (len(kinds) // len(order)):
         given = ", ".join(kinds) or "none"
         place = sublayers[0].place if sublayers else ""
-        raise NotCanonical(f"the sublayers of the {name} are {given}, not {', '.join(order)} in each layer", place)
+        raise NotCanonical(f"the sublayers of the {side} are {given}, not {', '.join(order)} in each layer", place)
     embedding = _embedding(graph, other, side, sublayers[0])
     stack = Stack(side, embedding, norm_first=False, n_layers=len(kinds) // len(order))
     reader = _Reader(graph, stack, embedding.values, embedding.node.index)
@@ -93,10 +96,9 @@ def read_stack(graph: Graph, other: Graph, side: Side, sublayers: Sequence[Subla
 
 def _embedding(graph: Graph, other: Graph, side: Side, first: Sublayer) -> Embedding:
     """What two forwards with other ids share is not of the ids: the positions."""
-    name = STACK_OF[side]
-    lookups = [node for node in graph.lookups if node.side == side]
+    lookups = [node for node in graph.lookups if node.sides == {side}]
     if not lookups:
-        raise NotCanonical(f"the ids of the {name} are looked up in no table as they are")
+        raise NotCanonical(f"the ids of the {side} are looked up in no table as they are")
     lookup, d_model = lookups[0], first.first.states.shape[1]
     table = lookup.constants[0]
     if lookup.value.shape[-1] != d_model:
@@ -111,15 +113,16 @@ def _embedding(graph: Graph, other: Graph, side: Side, first: Sublayer) -> Embed
         if values is None or others is None or values.shape != before.shape:
             continue
         scale = float(((values - others) * moves).sum() / (moves * moves).sum())
-        scale = plain(scale)
+        scale = as_written(scale)
         if abs(scale) > 1e-12 and is_close(values - others, scale * moves):
             last = node, scale, values
     if last is None:
-        raise NotCanonical(f"the {name} does not read its embeddings", lookup.place)
+        raise NotCanonical(f"the {side} does not read its embeddings", lookup.place)
     node, scale, values = last
+    step = of_side(graph.nodes, side).index(node)
     positions = values - scale * before
     if is_close(positions + values, values, 1e-12):
-        return Embedding(table, scale, torch.zeros_like(positions), None, 1.0, node, values)
+        return Embedding(table, scale, torch.zeros_like(positions), None, 1.0, node, step, values)
     for constant in constants_in(step for step in nodes if step.index <= node.index):
         rows = rows_of(constant, d_model) if constant.numel() == positions.numel() else None
         if rows is None:
@@ -127,8 +130,8 @@ def _embedding(graph: Graph, other: Graph, side: Side, first: Sublayer) -> Embed
         factor = float((rows * positions).sum() / (rows * rows).sum())
         factor = 1.0 if abs(factor - 1) < 1e-12 else factor
         if is_close(rows * factor, positions, 1e-12):
-            return Embedding(table, scale, positions, rows, factor, node, values)
-    return Embedding(table, scale, positions, None, 1.0, node, values)
+            return Embedding(table, scale, positions, rows, factor, node, step, values)
+    return Embedding(table, scale, positions, None, 1.0, node, step, values)
 
 
 class _Reader:
@@ -173,7 +176,7 @@ class _Reader:
         norm = self._norm(self.state, states, nodes)
         if norm is None:
             what = "neither the residual stream nor a norm of it, such as in parallel sublayers"
-            raise NotCanonical(f"a sublayer of the {STACK_OF[self.stack.side]} reads {what}", sublayer.first.node.place)
+            raise NotCanonical(f"a sublayer of the {self.stack.side} reads {what}", sublayer.first.node.place)
         return norm
 
     def _norm(self, states: Tensor, values: Tensor, nodes: Iterable[Node]) -> Norm | None:
@@ -206,8 +209,9 @@ class _Reader:
                         raise NotCanonical(
                             f"the residual stream is multiplied by {other.scalar:g} (DeepNorm)", node.place
                         )
-        name = STACK_OF[self.stack.side]
-        raise NotCanonical(f"the result of a sublayer of the {name} is not added to what it read", sublayer.place)
+        raise NotCanonical(
+            f"the result of a sublayer of the {self.stack.side} is not added to what it read", sublayer.place
+        )
 
     def _from(self, sublayer: Sublayer, node: Node) -> list[Node]:
         return list(self.graph.after(sublayer.last.index, node.index + 1))
@@ -234,11 +238,23 @@ class _Reader:
         """The end of the stack: the stream, or a norm of it."""
         if is_close(self.state, tail.states):
             return
-        norm = self._norm(self.state, tail.states, self.graph.after(self.index, tail.index))
+        nodes = list(self.graph.after(self.index, tail.index))
+        norm = self._norm(self.state, tail.states, nodes) or self._scaled_norm(tail, nodes)
         if norm is None:
-            what = f"what the {STACK_OF[self.stack.side]} returns is neither its residual stream nor a norm of it"
+            what = f"what the {self.stack.side} returns is neither its residual stream nor a norm of it"
             raise NotCanonical(what, tail.node.place)
         self.stack.final_norm = norm
+
+    def _scaled_norm(self, tail: Product, nodes: Sequence[Node]) -> Norm | None:
+        """The norm of the stream times a factor, as before a tied output projection (Raffel et al. 2020)."""
+        for node in nodes:
+            rows = rows_of(node.value, self.d_model)
+            fit = None if rows is None else affine(rows, tail.states)
+            if rows is None or fit is None or fit.scalar is None or bool((fit.bias != 0).any()):
+                continue
+            if (norm := self._norm(self.state, rows, nodes)) is not None:
+                return replace(norm, weight=norm.weight * fit.scalar, bias=norm.bias * fit.scalar)
+        return None
 
 
 def _scale(sublayer: Sublayer, fit: Affine) -> None:

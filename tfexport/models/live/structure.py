@@ -9,12 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tfexport.config import Side
+from tfexport.models.live.attentions import read_attentions
 from tfexport.models.live.errors import NotCanonical
+from tfexport.models.live.feed_forwards import read_feed_forwards
 from tfexport.models.live.fits import Norm, NormKind, affine, exact, is_close
 from tfexport.models.live.products import Graph, Product
 from tfexport.models.live.streams import Embedding, Stack, read_stack
-from tfexport.models.live.sublayers import Scaled, Sublayer, read_attentions, read_feed_forwards
-from tfexport.models.live.tape import STACK_OF, Call, Side, constants_in, record
+from tfexport.models.live.sublayers import Scaled, Sublayer
+from tfexport.models.live.tape import Call, constants_in, record
 
 SOURCE, TARGET = 7, 5
 """Lengths of the recorded forward. They differ, so that no axis can be taken for another one."""
@@ -29,8 +32,6 @@ class Structure:
     tensors: Mapping[str, Scaled]
     """Canonical tensors by name, in float64, without position tables. Biases are there also where they are zero."""
     embeddings: Mapping[Side, Embedding]
-    softmaxes: Mapping[Side, int]
-    """The operation of each stack's first self-attention that computes its weights."""
     norm_kind: NormKind
     returns: str
     """What the module returns: logits, log-probabilities or probabilities."""
@@ -65,14 +66,9 @@ def read_structure(call: Call, ids: Callable[[int, int], Tensor]) -> Structure:
         assert cross.memory is not None
         if not is_close(cross.memory.states, memory.states):
             raise NotCanonical("layers of the decoder read different states of the encoder", cross.place)
-    softmaxes: dict[Side, int] = {}
-    for attention in attentions:
-        side: Side = "src" if attention.last.length == SOURCE else "tgt"
-        if attention.kind == "self":
-            softmaxes[side] = min(attention.softmax, softmaxes.get(side, attention.softmax))
-    encoder = read_stack(graph, other, "src", [s for s in sublayers if s.last.length == SOURCE], memory)
-    decoder = read_stack(graph, other, "tgt", [s for s in sublayers if s.last.length == TARGET], last)
-    return _assembled((encoder, decoder), sublayers, output, returns, softmaxes)
+    encoder = read_stack(graph, other, "encoder", [s for s in sublayers if s.last.length == SOURCE], memory)
+    decoder = read_stack(graph, other, "decoder", [s for s in sublayers if s.last.length == TARGET], last)
+    return _assembled((encoder, decoder), sublayers, output, returns)
 
 
 def _products_of(graph: Graph, attention: Sublayer) -> set[int]:
@@ -128,17 +124,16 @@ def _assembled(
     sublayers: Sequence[Sublayer],
     output: dict[str, Scaled],
     returns: str,
-    softmaxes: Mapping[Side, int],
 ) -> Structure:
     """The config and the tensors of two stacks."""
     encoder, decoder = stacks
-    norms = {f"{STACK_OF[stack.side]}.{name}": norm for stack in stacks for name, norm in _norms_of(stack).items()}
+    norms = {f"{stack.side}.{name}": norm for stack in stacks for name, norm in _norms_of(stack).items()}
     kind, eps = _same_norms(norms)
     d_model = encoder.embedding.values.shape[1]
     if decoder.embedding.values.shape[1] != d_model:
         raise NotCanonical(f"states of {d_model} numbers in the encoder, of other width in the decoder")
     notes: list[str] = []
-    tensors = {f"{STACK_OF[stack.side]}.{name}": tensor for stack in stacks for name, tensor in stack.tensors.items()}
+    tensors = {f"{stack.side}.{name}": tensor for stack in stacks for name, tensor in stack.tensors.items()}
     for name, norm in norms.items():
         # An unbiased deviation is larger than that of the population: the weight takes the factor.
         factor = ((d_model - 1) / d_model) ** 0.5 if kind == "std" else 1.0
@@ -150,7 +145,7 @@ def _assembled(
     scale = decoder.embedding.scale
     for stack in stacks:
         factor = 1.0 if abs(stack.embedding.scale - scale) < 1e-9 * abs(scale) else stack.embedding.scale / scale
-        tensors[f"{STACK_OF[stack.side]}.tokens.weight"] = Scaled(stack.embedding.table, factor)
+        tensors[f"{stack.side}.tokens.weight"] = Scaled(stack.embedding.table, factor)
     if scale < 0:
         raise NotCanonical(f"embeddings times {scale:g}", decoder.embedding.node.place)
     fields: dict[str, Any] = {
@@ -165,7 +160,7 @@ def _assembled(
         "norm_eps": eps**2 if kind.startswith("std") else eps,
         "embedding_scale": scale,
     }
-    finals = [STACK_OF[stack.side] for stack in stacks if stack.final_norm is not None]
+    finals = [stack.side for stack in stacks if stack.final_norm is not None]
     fields["final_norm"] = bool(finals)
     if len(finals) == 1:
         fields["final_norm_in"] = finals[0]
@@ -183,7 +178,7 @@ def _assembled(
             "them by rounding of float32"
         )
     embeddings = {stack.side: stack.embedding for stack in stacks}
-    return Structure(fields, tensors | output, embeddings, softmaxes, kind, returns, tuple(notes))
+    return Structure(fields, tensors | output, embeddings, kind, returns, tuple(notes))
 
 
 def _norms_of(stack: Stack) -> dict[str, Norm]:

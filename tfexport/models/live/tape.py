@@ -9,10 +9,10 @@ they are done to the origins too and need no other treatment. All other tensors 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,11 +22,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tfexport.config import Side
 from tfexport.models.float64 import widened
 from tfexport.models.live.errors import NotCanonical
 
-Side = Literal["src", "tgt"]
-STACK_OF: dict[Side, str] = {"src": "encoder", "tgt": "decoder"}
 Kind = Literal["elementwise", "lookup", "product", "matmul", "softmax"]
 
 ELEMENT_BITS = 40
@@ -36,39 +35,20 @@ CONSTANT = -1
 
 _MOVES = frozenset(
     (
-        "_unsafe_view",
-        "cat",
-        "clone",
-        "contiguous",
-        "copy",
-        "copy_",
-        "expand_copy",
-        "flip",
-        "gather",
-        "index",
-        "index_select",
-        "narrow_copy",
-        "permute_copy",
-        "repeat",
-        "reshape",
-        "roll",
-        "select_copy",
-        "select_scatter",
-        "slice_copy",
-        "slice_scatter",
-        "split_copy",
-        "split_with_sizes_copy",
-        "squeeze_copy",
-        "stack",
-        "t_copy",
-        "take",
-        "transpose_copy",
-        "unbind_copy",
-        "unsqueeze_copy",
-        "view_copy",
-        "index_put",
-        "index_put_",
-        "_reshape_copy",
+        *(
+            "cat",
+            "clone",
+            "copy_",
+            "flip",
+            "gather",
+            "index",
+            "index_put",
+            "index_put_",
+            "index_select",
+            "repeat",
+            "roll",
+        ),
+        *("select_scatter", "slice_scatter", "stack", "take"),
     )
 )
 """Operations that only move elements to new memory. Views share memory with their input and need no entry."""
@@ -76,23 +56,10 @@ _DATA = dict.fromkeys(("gather", "index", "index_select", "take"), (0,)) | dict.
     ("index_put", "index_put_"), (0, 2)
 )
 """The arguments that these operations move; their other tensors are indices."""
-_CASTS = frozenset(("_to_copy", "to", "lift_fresh_copy"))
 _MADE = frozenset(
     (
-        "zeros_like",
-        "ones_like",
-        "full_like",
-        "empty_like",
-        "rand_like",
-        "randn_like",
-        "new_zeros",
-        "new_ones",
-        "new_full",
-        "new_empty",
-        "new_empty_strided",
-        "arange",
-        "_local_scalar_dense",
-        "sym_size",
+        *("arange", "empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like"),
+        *("zeros_like", "_local_scalar_dense"),
     )
 )
 """Operations whose result does not depend on the values of their inputs."""
@@ -129,9 +96,12 @@ class Node:
     """The result."""
     place: str
     """The line of the user's code, such as `my_code.py, line 41`."""
+    parents: set[int]
+    """The indices of the operations that it reads."""
+    sides: frozenset[Side]
+    """The sides whose ids the result depends on. An operation keeps its place among those of one side alone up to the first
+    product, for all sizes; its index does not, because PyTorch chooses the operations of products by sizes."""
     kind: Kind = "elementwise"
-    side: Side | None = None
-    """For a lookup: whose ids it reads."""
 
     @property
     def origin(self) -> Tensor:
@@ -147,11 +117,6 @@ class Node:
     def constants(self) -> list[Tensor]:
         """The floating-point inputs that do not depend on the tokens."""
         return [given.value for given in self.inputs if given.is_constant and given.value.is_floating_point()]
-
-    @cached_property
-    def parents(self) -> set[int]:
-        """The indices of the operations that it reads."""
-        return set().union(*(parents_of(given.origin) for given in self.inputs if given.origin is not None))
 
 
 def parents_of(origin: Tensor) -> set[int]:
@@ -179,17 +144,17 @@ class _Memory:
 class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records a forward of batch size 1; see the module's docstring."""
 
-    def __init__(self, src_ids: Tensor, tgt_ids: Tensor, *, until: int | None = None):
+    def __init__(self, src_ids: Tensor, tgt_ids: Tensor, *, until: Callable[[Node], bool] | None = None):
         """
         Args:
             src_ids, tgt_ids: int64 [batch, length]. The forward must get these tensors or views of them.
-            until: end the forward after so many recorded operations.
+            until: end the forward after the first operation for which it is true.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.nodes: list[Node] = []
         self.until = until
         self._memory: dict[int, _Memory] = {}
-        self._id_sizes: dict[Side, int] = {"src": src_ids.numel(), "tgt": tgt_ids.numel()}
+        self._id_sizes: dict[Side, int] = {"encoder": src_ids.numel(), "decoder": tgt_ids.numel()}
         # Ids have origins as if they were results of two operations before all others: -2 and -3.
         for mark, ids in ((_SRC, src_ids), (_TGT, tgt_ids)):
             self._write(ids, (torch.arange(ids.numel()) | mark << ELEMENT_BITS).view(ids.shape))
@@ -219,7 +184,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if all(origin is None for origin in origins.values()):
             return func(*args, **named)
         name, is_written = func._schema.name.split("::")[1], func._schema.is_mutable
-        inputs = [_input(tensor, origins[id(tensor)]) for tensor in tensors]
+        # Inputs are compared only in a whole forward; a long one that ends early has no memory for them.
+        inputs = [_input(tensor, origins[id(tensor)], copied=self.until is None) for tensor in tensors]
         given = [None if isinstance(leaf, Tensor) else leaf for leaf in args]
         result = func(*args, **named)
         results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
@@ -234,7 +200,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._look_up(name, inputs, given, results[0])
         elif name in _MOVES:
             self._move(func, name, args, named, results, origins)
-        elif name in _CASTS:
+        elif name == "_to_copy":
             if results[0].is_floating_point() or not tensors[0].is_floating_point():
                 self._write(results[0], origins[id(tensors[0])])  # type: ignore[arg-type]
         elif name == "constant_pad_nd":
@@ -248,24 +214,27 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self._node(f"{name}:{number}" if number else name, inputs, given, tensor)
         return result
 
-    def _node(self, op: str, inputs: Sequence[Input], args: Sequence[Any], result: Tensor) -> Node:
-        node = Node(len(self.nodes), op.removesuffix("_"), inputs, args, result.detach().clone(), _place())
+    def _node(
+        self, op: str, inputs: Sequence[Input], args: Sequence[Any], result: Tensor, side: Side | None = None
+    ) -> None:
+        parents = set().union(*(parents_of(given.origin) for given in inputs if given.origin is not None))
+        sides = frozenset({side}) if side else frozenset().union(*(self.nodes[index].sides for index in parents))
+        name, value, kind = op.removesuffix("_"), result.detach().clone(), "lookup" if side else "elementwise"
+        node = Node(len(self.nodes), name, inputs, args, value, _place(), parents, sides, kind)  # type: ignore[arg-type]
         self.nodes.append(node)
         self._write(result, node.origin)
-        if self.until is not None and len(self.nodes) >= self.until:
+        if self.until is not None and self.until(node):
             raise _Reached
-        return node
 
     def _look_up(self, op: str, inputs: Sequence[Input], args: Sequence[Any], result: Tensor) -> None:
         """A row of a constant table for each id."""
         ids = next(given for given in inputs if given.origin is not None)
         assert ids.origin is not None
         marks = torch.unique(ids.origin >> ELEMENT_BITS).tolist()
-        sides: dict[int, Side] = {_SRC: "src", _TGT: "tgt"}
+        sides: dict[int, Side] = {_SRC: "encoder", _TGT: "decoder"}
         if len(marks) != 1 or marks[0] not in sides or ids.value.numel() != self._id_sizes[sides[marks[0]]]:
             return  # the forward changes the ids before it looks them up
-        node = self._node(op, inputs, args, result)
-        node.kind, node.side = "lookup", sides[marks[0]]
+        self._node(op, inputs, args, result, sides[marks[0]])
 
     def _move(
         self, func: Any, name: str, args: Any, named: Any, results: Sequence[Tensor], origins: dict[int, Tensor | None]
@@ -290,9 +259,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 _SRC, _TGT = -2, -3
 
 
-def _input(value: Tensor, origin: Tensor | None) -> Input:
-    if origin is None:
-        return Input(value.detach(), None)
+def _input(value: Tensor, origin: Tensor | None, *, copied: bool) -> Input:
+    if origin is None or not copied:
+        return Input(value.detach(), origin)
     return Input(value.detach().clone(), origin.clone())  # either may be written over
 
 
@@ -321,7 +290,6 @@ class Recording:
     """The result."""
     origin: Tensor
     """The origins of the result."""
-    table: Tape = field(repr=False)
 
 
 @contextlib.contextmanager
@@ -347,14 +315,34 @@ def record(call: Call, src_ids: Tensor, tgt_ids: Tensor) -> Recording:
     origin = tape.origin_of(value)
     if origin is None or not any(node.kind == "lookup" for node in tape.nodes):
         raise NotCanonical("the result does not come from a lookup of the ids in embeddings")
-    return Recording(tape.nodes, value, origin, tape)
+    return Recording(tape.nodes, value, origin)
 
 
-def record_until(call: Call, src_ids: Tensor, tgt_ids: Tensor, count: int) -> Sequence[Node]:
-    """The first `count` recorded operations of a forward, which ends there."""
-    with plain_operations(), Tape(src_ids, tgt_ids, until=count) as tape, contextlib.suppress(_Reached):
+def record_until(
+    call: Call, src_ids: Tensor, tgt_ids: Tensor, side: Side, until: Callable[[Node], bool]
+) -> Sequence[Node]:
+    """The operations that depend on the ids of one side alone, up to the first for which `until` is true.
+
+    The forward ends there. Operations have no inputs that may be read.
+    """
+    with (
+        plain_operations(),
+        Tape(src_ids, tgt_ids, until=lambda node: node.sides == {side} and until(node)) as tape,
+        contextlib.suppress(_Reached),
+    ):
         call(src_ids, tgt_ids)
-    return tape.nodes
+    return of_side(tape.nodes, side)
+
+
+def record_steps(call: Call, src_ids: Tensor, tgt_ids: Tensor, side: Side, count: int) -> Sequence[Node]:
+    """The first `count` operations that depend on the ids of one side alone; see `record_until`."""
+    steps = itertools.count(1)
+    return record_until(call, src_ids, tgt_ids, side, lambda node: next(steps) == count)
+
+
+def of_side(nodes: Sequence[Node], side: Side) -> list[Node]:
+    """The operations that depend on the ids of one side alone."""
+    return [node for node in nodes if node.sides == {side}]
 
 
 def values_of(origin: Tensor, nodes: Sequence[Node]) -> Tensor:

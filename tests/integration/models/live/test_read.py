@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tfexport.config import ModelConfig
 from tfexport.errors import CheckpointError
-from tfexport.models.live.read import Given, LiveModel, read_module
+from tfexport.models.live.read import LiveModel, ReadingOptions, read_module
 from tfexport.models.transformer import Transformer
 
 IDS = {"unk_id": 0, "pad_id": 1, "bos_id": 2, "eos_id": 3}
@@ -40,11 +40,12 @@ class Tutorial(nn.Module):
         return self.out(states)
 
 
-def read(module: nn.Module) -> LiveModel:
-    def config(fields: Any) -> ModelConfig:
+def read(module: nn.Module, **options: Any) -> LiveModel:
+    def with_ids(fields: Any) -> ModelConfig:
         return ModelConfig.from_dict({**fields, **IDS})
 
-    return read_module(module, Given(pad_id=1, special_ids=frozenset(IDS.values()), vocab=23, config=config))
+    ids = frozenset(IDS.values())
+    return read_module(module, ReadingOptions(pad_id=1, special_ids=ids, with_ids=with_ids, **options))
 
 
 @pytest.mark.parametrize("options", [{}, {"norm_first": True, "activation": "gelu"}], ids=["post-norm", "pre-norm"])
@@ -57,12 +58,50 @@ def test_a_module_is_read_without_settings_and_the_model_computes_the_same(optio
         expected = module(src.T, tgt.T, causal, src == 1).transpose(0, 1)
     live = read(module)
     assert live.proof.error < 1e-12
-    assert (live.fields["norm_first"], live.fields["activation"]) == (bool(options), options.get("activation", "relu"))
-    model = Transformer(ModelConfig.from_dict({**live.fields, **IDS})).eval()
-    model.load_state_dict(dict(live.weights))
+    assert (live.config.norm_first, live.config.activation) == (bool(options), options.get("activation", "relu"))
+    model = Transformer(live.config).eval()
+    model.load_state_dict(live.weights)
     with torch.no_grad():
-        found = model(src, torch.tensor([4]), tgt)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        logits = model(src, torch.tensor([4]), tgt)
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+
+
+def without_eps(module: nn.Module) -> nn.Module:
+    """The module with PyTorch's RMSNorm, as it is without arguments, in place of LayerNorm."""
+    for part in list(module.modules()):
+        for name, child in list(part.named_children()):
+            if isinstance(child, nn.LayerNorm):
+                setattr(part, name, nn.RMSNorm(16))
+    return module
+
+
+def test_an_epsilon_that_depends_on_the_type_is_that_of_float32() -> None:
+    live = read(without_eps(Tutorial(norm_first=True)))
+    assert (live.config.norm, live.config.norm_eps) == ("rms", torch.finfo(torch.float32).eps)
+
+
+def test_lengths_are_those_of_each_side_and_those_that_the_forward_cannot_take_are_refused() -> None:
+    config = read(Tutorial(), max_lengths={"encoder": 20, "decoder": 9}).config
+    assert (config.max_source_length, config.max_target_length) == (20, 9)
+    assert read(Tutorial()).config.max_source_length == 30  # the rows of the table
+    with pytest.raises(CheckpointError, match="has 30 positions, not 31"):
+        read(Tutorial(), max_lengths={"encoder": 31})
+
+
+class Cut(Tutorial):
+    """A forward that takes fewer tokens than there are positions."""
+
+    def embed(self, ids: Tensor, table: nn.Embedding) -> Tensor:
+        assert len(ids) <= 12, "a mask of 12 tokens"
+        return super().embed(ids, table)
+
+
+def test_a_forward_that_fails_for_long_sequences_limits_them_with_its_error() -> None:
+    live = read(Cut())
+    assert (live.config.max_source_length, live.config.max_target_length) == (12, 12)
+    assert any("at most 12 tokens" in note and "a mask of 12 tokens" in note for note in live.notes)
+    with pytest.raises(CheckpointError, match="at most --max-length 12"):
+        read(Cut(), max_lengths={"encoder": 20})
 
 
 def test_an_activation_that_the_model_lacks_is_refused_by_name() -> None:
@@ -70,10 +109,115 @@ def test_an_activation_that_the_model_lacks_is_refused_by_name() -> None:
         read(Tutorial(activation=torch.tanh))
 
 
-def test_an_id_that_is_scaled_differently_is_refused() -> None:
-    class Odd(Tutorial):
-        def embed(self, ids: Tensor, table: nn.Embedding) -> Tensor:
-            return super().embed(ids, table) + (ids == 30)[..., None] * 1e-3
+ODD = 1999
+"""An id that no random sequence of a proof has, so that only the comparison of every id finds it."""
 
-    with pytest.raises(CheckpointError, match="id 30 of the source"):
+
+class Large(Tutorial):
+    def __init__(self) -> None:
+        super().__init__()
+        self.src = nn.Embedding(2000, 16)
+
+
+def test_an_id_that_is_scaled_differently_is_named() -> None:
+    class Odd(Large):
+        def embed(self, ids: Tensor, table: nn.Embedding) -> Tensor:
+            return super().embed(ids, table) + (ids == ODD)[..., None] * 1e-3
+
+    with pytest.raises(CheckpointError, match=f"embedding of id {ODD} of the encoder"):
         read(Odd())
+
+
+def test_an_id_that_is_hidden_as_padding_is_named() -> None:
+    class Hiding(Large):
+        def forward(self, src: Tensor, trg: Tensor, tgt_mask: Tensor, src_padding_mask: Tensor) -> Tensor:
+            return super().forward(src, trg, tgt_mask, src_padding_mask | (src.T == ODD))
+
+    with pytest.raises(CheckpointError, match=f"hides id {ODD} of the encoder"):
+        read(Hiding())
+
+
+def test_attention_that_is_as_sharp_as_a_mask_is_read() -> None:
+    module = Tutorial()
+    with torch.no_grad():
+        module.src.weight.mul_(1000)
+    assert read(module).proof.error < 1e-9
+
+
+class Times(nn.Module):
+    def __init__(self, factor: float):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, states: Tensor) -> Tensor:
+        return states * self.factor
+
+
+def test_a_factor_after_the_last_norm_goes_into_that_norm() -> None:
+    module = Tutorial()
+    module.out = nn.Sequential(Times(0.25), module.out)  # type: ignore[assignment]
+    weight = module.core.decoder.norm.weight.detach().clone()
+    live = read(module)
+    torch.testing.assert_close(live.weights["decoder.norm.weight"], 0.25 * weight)
+
+
+def test_weights_that_arithmetic_makes_are_those_of_the_parameters() -> None:
+    module = Tutorial()
+    module.out = nn.utils.parametrizations.weight_norm(module.out)
+    with torch.no_grad():
+        module.out.parametrizations.weight.original0.mul_(3)  # type: ignore[union-attr, index, operator]
+        expected = module.out.weight.clone()
+    torch.testing.assert_close(read(module).weights["output_weight"], expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "about"),
+    [
+        (lambda module: module.core.decoder.layers[0].norm3.__setattr__("eps", 1e-3), "norms with two epsilons"),
+        (
+            lambda module: module.core.encoder.layers[0].__setattr__("norm2", nn.RMSNorm(16, eps=1e-5)),
+            "norms of two kinds",
+        ),
+        (lambda module: module.core.decoder.layers[0].__setattr__("activation", torch.sigmoid), "sigmoid"),
+    ],
+    ids=["eps", "kind", "activation"],
+)
+def test_layers_that_differ_are_refused_by_name(change: Any, about: str) -> None:
+    module = Tutorial()
+    change(module)
+    with pytest.raises(CheckpointError, match=rf"{about}.*test_read\.py, line \d+"):
+        read(module)
+
+
+def other_sizes(module: Tutorial) -> None:
+    layer = module.core.encoder.layers[0]
+    layer.linear1, layer.linear2 = nn.Linear(16, 31), nn.Linear(31, 16)
+
+
+def other_heads(module: Tutorial) -> None:
+    module.core.encoder.layers[0].self_attn = nn.MultiheadAttention(16, 4)
+
+
+def one_norm(module: Tutorial) -> None:
+    module.core.encoder.norm = None
+
+
+def without_positions(module: Tutorial) -> None:
+    module.table.zero_()
+
+
+@pytest.mark.parametrize(
+    ("change", "fields"),
+    [
+        (other_sizes, {"d_ff": 31}),
+        (other_heads, {"n_heads": 2, "n_encoder_heads": 4}),
+        (one_norm, {"final_norm": True, "final_norm_in": "decoder"}),
+        (without_positions, {"positions": "none"}),
+    ],
+)
+def test_stacks_that_differ_are_read(change: Any, fields: dict[str, Any]) -> None:
+    module = Tutorial(norm_first=True)
+    change(module)
+    live = read(module)
+    assert live.proof.error < 1e-12
+    assert {name: getattr(live.config, name) for name in fields} == fields

@@ -80,7 +80,7 @@ def test_what_a_function_gives_is_checked(tmp_path: Path, name: str, given: str,
 
 def test_an_error_of_many_lines_is_one_line(tmp_path: Path) -> None:
     own = family(tmp_path, read_config='__import__("torch").nn.LSTM(2, 2, 9).load_state_dict({})')
-    with pytest.raises(ConfigError, match=r"RuntimeError: .* \[\.\.\.\]\. Correct the family file; --debug") as error:
+    with pytest.raises(ConfigError, match=r"RuntimeError: .* \[\.\.\.\]\. Correct the file; --debug") as error:
         own.read_config({})
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 600

@@ -1,0 +1,205 @@
+"""Checkpoints that are read with the user's own file, from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_model
+from torch import nn
+
+from tests.support.commands import command
+from tfexport.bundle.reader import open_bundle
+from tfexport.errors import CheckpointError, ConfigError
+from tfexport.models.checkpoints.own_module import load_weights, module_of, read_own_module
+from tfexport.models.formats.files import read_file
+from tfexport.models.formats.native import Tokenizers
+from tfexport.text.vocabularies import read_vocabulary
+
+CODE = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.core = nn.Transformer(16, 2, 1, 1, 24, batch_first=True)
+        self.src, self.tgt, self.places = nn.Embedding(21, 16), nn.Embedding(19, 16), nn.Embedding(12, 16)
+        self.out = nn.Linear(16, 19, bias=False)
+        self.out.weight = self.tgt.weight
+
+    def forward(self, src, tgt):
+        hidden, length = src == 1, tgt.shape[1]
+        later = torch.ones(length, length, dtype=torch.bool).triu(1)
+        source, target = (e(ids) + self.places.weight[: ids.shape[1]] for e, ids in ((self.src, src), (self.tgt, tgt)))
+        masks = {"tgt_mask": later, "src_key_padding_mask": hidden, "memory_key_padding_mask": hidden}
+        return self.out(self.core(source, target, **masks))
+
+
+def build():
+    return Model()
+"""
+SPECIAL = {"unk_id": 0, "pad_id": 1, "bos_id": 2, "eos_id": 3}
+FLAGS = ("--unk", "0", "--pad", "1", "--bos", "2", "--eos", "3")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The user's file, and a checkpoint of its module."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "my_code.py").write_text(CODE)
+    torch.manual_seed(3)
+    torch.save(built(folder).state_dict(), folder / "ckpt.pt")
+    return folder
+
+
+def built(folder: Path) -> nn.Module:
+    return module_of(f"{folder / 'my_code.py'}:build").build()
+
+
+def greedy(module: nn.Module, source: list[int]) -> list[int]:
+    tokens = [2]
+    while len(tokens) < 9 and tokens[-1] != 3:
+        with torch.no_grad():
+            tokens.append(int(module(torch.tensor([source]), torch.tensor([tokens]))[0, -1].argmax()))
+    return [token for token in tokens[1:] if token != 3]
+
+
+def test_export_and_decode_give_the_tokens_of_the_module(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = built(folder).eval()
+    module.load_state_dict(torch.load(folder / "ckpt.pt"))
+    generator = torch.Generator().manual_seed(0)
+    sources = [torch.randint(4, 21, (n,), generator=generator).tolist() for n in (1, 3, 6, 7, 12, 5)]
+    (tmp_path / "in.txt").write_text("".join(f"{' '.join(map(str, source))}\n" for source in sources))
+    spec, bundle = f"{folder / 'my_code.py'}:build", tmp_path / "bundle"
+    command(capsys, monkeypatch, "export", folder / "ckpt.pt", "--module", spec, *FLAGS, "-o", bundle)
+    flags = ("--output-format", "ids", "--max-length", "8")
+    output, _ = command(capsys, monkeypatch, "decode", bundle, tmp_path / "in.txt", *flags)
+    assert [list(map(int, line.split())) for line in output.splitlines()] == [
+        greedy(module, source) for source in sources
+    ]
+    record = json.loads((tmp_path / "bundle/manifest.json").read_text())["source"]["confirmation"]
+    assert record["by"] == "module"
+    assert record["about"].startswith(f"{spec}: logits of ")
+    assert record["unconfirmed"] == {"bos_id": 2, "eos_id": 3}
+    assert open_bundle(tmp_path / "bundle").config.tie_output
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        lambda sd: sd,
+        lambda sd: {f"module.{name}": tensor for name, tensor in sd.items()},
+        lambda sd: {f"_orig_mod.{name}": tensor for name, tensor in sd.items()},
+        lambda sd: {"epoch": 3, "model": {f"net.{name}": tensor for name, tensor in sd.items()}},
+        lambda sd: {name: tensor for name, tensor in sd.items() if name != "out.weight"},
+    ],
+    ids=["plain", "module.", "_orig_mod.", "net. in a training checkpoint", "a tied name is missing"],
+)
+def test_names_are_matched_under_any_prefix(folder: Path, tmp_path: Path, saved: Any) -> None:
+    state = torch.load(folder / "ckpt.pt")
+    torch.save(saved(state), tmp_path / "ckpt.pt")
+    module = built(folder)
+    load_weights(module, read_file(tmp_path / "ckpt.pt").weights, tmp_path / "ckpt.pt", "my_code.py")
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, state[name]), name
+
+
+def test_a_name_that_safetensors_dropped_is_the_tensor_that_it_names(folder: Path, tmp_path: Path) -> None:
+    module = built(folder)
+    save_model(module, str(tmp_path / "tied.safetensors"))
+    raw, other = read_file(tmp_path / "tied.safetensors"), built(folder)
+    load_weights(other, raw.weights, tmp_path / "tied.safetensors", "my_code.py")
+    assert torch.equal(other.out.weight, module.tgt.weight)  # type: ignore[union-attr, arg-type]
+
+
+def test_a_prefix_that_all_names_of_the_module_have_is_its_own(folder: Path, tmp_path: Path) -> None:
+    holder = nn.ModuleDict({"net": built(folder)})
+    torch.save(holder.state_dict(), tmp_path / "ckpt.pt")
+    other = nn.ModuleDict({"net": built(folder)})
+    load_weights(other, read_file(tmp_path / "ckpt.pt").weights, tmp_path / "ckpt.pt", "my_code.py")
+    for name, tensor in other.state_dict().items():
+        assert torch.equal(tensor, holder.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(
+    ("change", "about"),
+    [
+        (lambda sd: sd.pop("src.weight"), "missing: src.weight"),
+        (lambda sd: sd.update({"extra.weight": torch.zeros(2)}), "unexpected: extra.weight"),
+        (lambda sd: sd.update({"src.weight": torch.zeros(22, 16)}), r"src.weight is \[22, 16\], not \[21, 16\]"),
+    ],
+)
+def test_weights_of_another_module_are_refused_by_name(folder: Path, change: Any, about: str) -> None:
+    state = torch.load(folder / "ckpt.pt")
+    change(state)
+    with pytest.raises(CheckpointError, match=about):
+        load_weights(built(folder), state, Path("ckpt.pt"), "my_code.py:build")
+
+
+@pytest.mark.parametrize(
+    ("spec", "code", "about"),
+    [
+        ("absent.py:build", None, "there is no Python file absent.py"),
+        ("my_code:build", None, "Give --module FILE.py:NAME"),
+        ("own.py:other", "def build(): pass", "own.py has no other"),
+        ("own.py", "def build(size): pass", "needs the arguments size"),
+        ("own.py", "build = 3", "is int, not a function"),
+        ("own.py", "raise KeyError('lost')", r"own.py, line 1: KeyError: 'lost'\. Correct the file"),
+    ],
+)
+def test_files_without_a_module_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str, code: str | None, about: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if code is not None:
+        Path("own.py").write_text(code)
+    with pytest.raises(ConfigError, match=about):
+        module_of(spec)
+
+
+def test_a_function_that_returns_no_module_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def build(): return 3")
+    with pytest.raises(ConfigError, match="returns int, not an nn"):
+        module_of(str(tmp_path / "own.py")).build()
+
+
+@pytest.mark.parametrize(
+    ("hints", "about"),
+    [
+        ({}, "does not contain pad_id, bos_id, eos_id"),
+        ({**SPECIAL, "n_heads": 4}, "n_heads is 2, not 4"),
+        ({**SPECIAL, "norm_first": True}, "norm_first is False, not True"),
+        ({**SPECIAL, "src_embedding": "src"}, "src_embedding has no effect"),
+        ({**SPECIAL, "max_target_length": 13}, "has 12 positions, not 13"),
+    ],
+)
+def test_hints_that_are_missing_or_contradict_the_module_are_refused(folder: Path, hints: Any, about: str) -> None:
+    own = module_of(str(folder / "my_code.py"))
+    with pytest.raises((ConfigError, CheckpointError), match=about):
+        read_own_module(folder / "ckpt.pt", own, hints)
+
+
+def test_lengths_are_those_of_the_user_for_each_side(folder: Path) -> None:
+    hints = {**SPECIAL, "max_source_length": 11, "max_target_length": 7}
+    config = read_own_module(folder / "ckpt.pt", module_of(str(folder / "my_code.py")), hints).config
+    assert (config.max_source_length, config.max_target_length) == (11, 7)
+
+
+def test_the_ends_of_sources_are_asked_for_where_text_is_encoded(folder: Path, tmp_path: Path) -> None:
+    words = ["<unk>", "<pad>", "<s>", "</s>", *(f"w{n}" for n in range(15))]
+    (tmp_path / "words.json").write_text(json.dumps(words))
+    vocabulary = read_vocabulary(tmp_path / "words.json")
+    own, both = module_of(str(folder / "my_code.py")), Tokenizers(vocabulary, vocabulary)
+    with pytest.raises(ConfigError, match="source_bos, source_eos"):
+        read_own_module(folder / "ckpt.pt", own, {}, tokenizers=both)
+    ends = {"source_bos": False, "source_eos": True}
+    checkpoint = read_own_module(folder / "ckpt.pt", own, ends, tokenizers=both)
+    assert checkpoint.confirmation.unconfirmed == ends
+    assert not checkpoint.config.source_bos

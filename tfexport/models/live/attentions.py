@@ -1,0 +1,235 @@
+"""Reads the attentions of a recorded forward, with their weights."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tfexport.models.live.errors import NotCanonical
+from tfexport.models.live.fits import LEAST_READ, affine, is_close, score_factor
+from tfexport.models.live.products import Graph, Product
+from tfexport.models.live.sublayers import Head, Scaled, Sublayer, added_bias, columns_of, head_of, plus
+from tfexport.models.live.tape import Node, constants_in, parents_of, values_of
+
+
+def read_attentions(graph: Graph, last: Product) -> list[Sublayer]:
+    """The attentions before the product `last`.
+
+    Raises:
+        NotCanonical: a softmax does not belong to a plain scaled dot-product attention.
+    """
+    readers = _readers(graph)
+    outputs = _outputs(graph)
+    groups: dict[int, list[tuple[Node, Node]]] = defaultdict(list)
+    for softmax in graph.softmaxes:
+        if softmax.index > last.index:
+            continue
+        mixing = readers.get(softmax.index)
+        if mixing is None:
+            raise NotCanonical("a softmax whose result multiplies no values", softmax.place)
+        if mixing.index not in outputs:
+            raise NotCanonical("an attention without an output projection", mixing.place)
+        groups[outputs[mixing.index].index].append((softmax, mixing))
+    return [_attention(graph, graph.products[index], pairs) for index, pairs in groups.items()]
+
+
+def _readers(graph: Graph) -> dict[int, Node]:
+    """The product of weights and values that reads each softmax."""
+    readers: dict[int, Node] = {}
+    for node in graph.matmuls:
+        for given in node.active:
+            assert given.origin is not None
+            try:
+                origin = graph.back(given.origin, ("softmax",))
+            except NotCanonical:
+                continue
+            for index in parents_of(origin):
+                readers[index] = node
+    return readers
+
+
+def _outputs(graph: Graph) -> dict[int, Product]:
+    """The output projection that reads each product of weights and values."""
+    outputs: dict[int, Product] = {}
+    for product in graph.products.values():
+        for end in graph.between(product.origin).ends:
+            if end.kind == "matmul":
+                outputs.setdefault(end.index, product)
+    return outputs
+
+
+def _attention(graph: Graph, output: Product, pairs: Sequence[tuple[Node, Node]]) -> Sublayer:
+    heads: dict[str, list[Head]] = {"query": [], "key": [], "value": []}
+    factors, mixed = [], []
+    for softmax, mixing in pairs:
+        weights, left, right = _scores(graph, softmax)
+        queries, keys = _heads(graph, left), _heads(graph, right)
+        values = _values(graph, softmax, mixing)
+        heads["query"] += queries
+        heads["key"] += keys
+        heads["value"] += values
+        if not len(queries) == len(keys) == len(values) == len(weights):
+            raise NotCanonical("an attention whose queries and keys have other numbers of heads", softmax.place)
+        for weight, query, key in zip(weights, queries, keys, strict=True):
+            _check_reads(weight, softmax)
+            factor = score_factor(weight, query.values @ key.values.T)
+            if factor is None:
+                raise NotCanonical(
+                    "attention scores are not a constant times the products of queries and keys: a number for each "
+                    "distance is added (ALiBi or relative positions), or scores are clipped",
+                    softmax.place,
+                )
+            factors.append(factor)
+        mixed += [*mixing.origin.reshape(len(weights), -1, mixing.value.shape[-1])]
+    if max(factors) - min(factors) > 1e-9 * abs(factors[0]):
+        raise NotCanonical("heads with different factors of their scores", pairs[0][0].place)
+    n_heads, head_dim = len(factors), heads["query"][0].values.shape[1]
+    if any(head.values.shape[1] != side[0].values.shape[1] for side in heads.values() for head in side):
+        raise NotCanonical("heads of different sizes", pairs[0][0].place)
+    value_dim = heads["value"][0].values.shape[1]
+    widest = max(head_dim, value_dim)
+    parts = {name: _projection(graph, name, side) for name, side in heads.items()}
+    scale = factors[0] * math.prod(part[1] for name, part in parts.items() if name != "value") * math.sqrt(widest)
+    scale = 1.0 if abs(scale - 1) < 1e-9 else scale
+    tensors: dict[str, Scaled] = {}
+    for name, (weight, taken, bias) in parts.items():
+        factor = {"query": scale, "key": 1.0}.get(name, taken)
+        size = value_dim if name == "value" else head_dim
+        tensors[f"{name}.weight"] = Scaled(_widened_heads(weight, size, widest), factor)
+        # The bias of keys and queries was divided by the factor that went into the scale.
+        tensors[f"{name}.bias"] = Scaled(_widened_heads(bias, size, widest), factor)
+    result, bias = added_bias(graph, output)
+    matrix, extra = _mixed(graph, output, mixed)
+    tensors["output.weight"] = Scaled(_widened_heads(matrix, value_dim, widest).T)
+    tensors["output.bias"] = Scaled(bias if extra is None else bias + extra)
+    first, memory = heads["query"][0].product, heads["key"][0].product
+    for side, states in (("query", first), ("key", memory), ("value", memory)):
+        for head in heads[side]:
+            if not torch.equal(head.product.origin, states.origin):
+                raise NotCanonical("the projections of an attention read different states", head.product.node.place)
+    is_self = first.length == memory.length and is_close(first.states, memory.states)
+    return Sublayer(
+        kind="self" if is_self else "cross",
+        first=first,
+        last=output,
+        output=result,
+        weights=tensors,
+        n_heads=n_heads,
+        head_dim=widest,
+        memory=memory,
+    )
+
+
+def _widened_heads(rows: Tensor, size: int, wanted: int) -> Tensor:
+    """Rows of heads of a size, with zeros up to the size that is wanted: they change neither scores nor sums."""
+    if size == wanted:
+        return rows
+    heads = rows.reshape(-1, size, *rows.shape[1:])
+    zeros = torch.zeros(len(heads), wanted - size, *rows.shape[1:], dtype=rows.dtype)
+    return torch.cat([heads, zeros], 1).flatten(0, 1)
+
+
+def _scores(graph: Graph, softmax: Node) -> tuple[Tensor, Tensor, Tensor]:
+    """The attention weights [heads, queries, keys], and the origins of queries and keys [heads, length, head_dim]."""
+    (given,) = softmax.active
+    weights, origin = softmax.value, given.origin
+    assert origin is not None
+    if isinstance(dim := softmax.args[1], int) and dim % weights.dim() == weights.dim() - 2:
+        weights, origin = weights.mT, origin.mT
+    weights = weights.reshape(-1, *weights.shape[-2:])
+    origin = graph.back(origin, ("matmul",)).reshape(weights.shape)
+    parents = parents_of(origin)
+    if len(parents) != 1:
+        raise NotCanonical("scores of several products are joined before their softmax", softmax.place)
+    node = graph.nodes[parents.pop()]
+    left, right = (given.origin.reshape(-1, *given.origin.shape[-2:]) for given in node.active)  # type: ignore[union-attr]
+    own = node.origin.reshape(-1, *node.value.shape[-2:])
+    if torch.equal(origin, own):
+        return weights, left, right.mT
+    if own.mT.shape == origin.shape and torch.equal(origin, own.mT):
+        return weights, right.mT, left
+    raise NotCanonical("scores are moved between their product and their softmax", softmax.place)
+
+
+def _values(graph: Graph, softmax: Node, mixing: Node) -> list[Head]:
+    """The values that the weights of a softmax multiply."""
+    left, right = mixing.active
+    assert left.origin is not None
+    assert right.origin is not None
+    try:
+        origin = graph.back(left.origin, ("softmax",))
+    except NotCanonical:
+        raise NotCanonical("values are multiplied from the left of the weights", mixing.place) from None
+    weights = softmax.value.reshape(-1, *softmax.value.shape[-2:])
+    if not torch.equal(origin.reshape(weights.shape), softmax.origin.reshape(weights.shape)) or not is_close(
+        left.value.reshape(weights.shape), weights
+    ):
+        raise NotCanonical("attention weights are changed after their softmax", mixing.place)
+    return _heads(graph, right.origin.reshape(-1, *right.origin.shape[-2:]))
+
+
+def _heads(graph: Graph, origins: Tensor) -> list[Head]:
+    """The features that each head reads; `origins` are [heads, length, head_dim]."""
+    return [head_of(graph, origin) for origin in origins]
+
+
+def _check_reads(weights: Tensor, softmax: Node) -> None:
+    """Every query reads all keys, or all keys up to itself."""
+    is_read = weights > LEAST_READ
+    expected = torch.ones_like(is_read)
+    if not bool(is_read.all()) and weights.shape[0] == weights.shape[1]:
+        expected = expected.tril()
+    if not torch.equal(is_read, expected):
+        raise NotCanonical(
+            "an attention that does not read all earlier tokens, such as one over a window", softmax.place
+        )
+
+
+def _projection(graph: Graph, name: str, heads: Sequence[Head]) -> tuple[Tensor, float, Tensor]:
+    """The matrix [heads * head_dim, d_model], the factor that multiplies its result, and the bias before that factor."""
+    groups: list[list[Head]] = []
+    for head in heads:
+        if groups and groups[-1][0].product is head.product:
+            groups[-1].append(head)
+        else:
+            groups.append([head])
+    matrices, biases, fits = [], [], []
+    for group in groups:
+        product, columns = group[0].product, torch.cat([head.columns for head in group])
+        nodes = graph.between(torch.stack([head.origin for head in group])).nodes
+        fit = affine(product.output[:, columns], torch.cat([head.values for head in group], 1), constants_in(nodes))
+        if fit is None:
+            place = nodes[-1].place if nodes else product.node.place
+            what = "are multiplied by numbers that differ between positions: rotary positions (RoPE)"
+            raise NotCanonical(f"the {name} projections {what}, or are normalised", place)
+        matrices.append(columns_of(product.weight, columns))
+        biases.append((torch.cat([head.bias for head in group]), fit))
+        fits.append(fit)
+    scalars = {fit.scalar for fit in fits}
+    factor = scalars.pop() if len(scalars) == 1 else None
+    rows, vectors = [], []
+    for matrix, (own, fit) in zip(matrices, biases, strict=True):
+        rest = fit.factor if factor is None else torch.ones_like(fit.factor)
+        rows.append(matrix.T if bool((rest == 1).all()) else matrix.T * rest[:, None])
+        vectors.append(plus(own if bool((rest == 1).all()) else own * rest, fit.bias / (factor or 1.0)))
+    joined = rows[0] if len(rows) == 1 else torch.cat(rows)
+    return joined, 1.0 if factor is None else factor, vectors[0] if len(vectors) == 1 else torch.cat(vectors)
+
+
+def _mixed(graph: Graph, output: Product, mixed: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """The matrix [heads * head_dim, d_model] of an output projection, for heads side by side, and a bias of their values."""
+    origin = graph.back(output.origin, ("matmul",))
+    places = {int(element): place for place, element in enumerate(origin[0].tolist())}
+    rows = [places.get(int(element)) for head in mixed for element in head[0].tolist()]
+    if None in rows or len(rows) != output.states.shape[1]:
+        raise NotCanonical("an output projection that does not read all heads", output.node.place)
+    fit = affine(values_of(origin, graph.nodes), output.states)
+    if fit is None:
+        raise NotCanonical("the heads of an attention are changed before its output projection", output.node.place)
+    matrix = output.weight if fit.is_identity else output.weight * fit.factor[:, None]
+    extra = None if bool((fit.bias == 0).all()) else fit.bias @ output.weight
+    return columns_of(matrix.T, torch.tensor(rows)).T, extra
