@@ -15,7 +15,7 @@ from tests.support.references.decode import greedy
 from tests.support.tiny import randomised
 from tests.support.torch_models import SRC_VOCAB, TGT_VOCAB, made
 
-PAD, BOS, EOS, LIMIT = 1, 2, 3, 12
+PAD, BOS, EOS, LIMIT = 1, 2, 3, 8
 
 
 @dataclass(frozen=True)

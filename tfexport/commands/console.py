@@ -261,10 +261,7 @@ def print_expected(report: ExpectedReport) -> None:
     variant = f"{report.runtime} in {short_name(report.precision)}"
     print(f"{variant}: {report.right} of {report.total} expected outputs of {report.path}")
     for difference in report.differences[:MOST_DIVERGENCES]:
-        print(
-            f"  line {difference.line} differs from token {difference.index + 1} on: {difference.given} instead of "
-            f"{difference.expected}"
-        )
+        print(f"  {difference}")
     if len(report.differences) > MOST_DIVERGENCES:
         print(f"  and {len(report.differences) - MOST_DIVERGENCES} more lines")
     print(f"  {'PASSED' if report.passed else 'FAILED'}")

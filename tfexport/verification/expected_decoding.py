@@ -1,4 +1,4 @@
-"""What the runtimes of a bundle decode, beside the outputs of the owner's own program."""
+"""What runtimes decode, beside the outputs of the owner's own program."""
 
 from __future__ import annotations
 
@@ -9,27 +9,10 @@ from typing import Any
 
 from tfexport.bundle.reader import Bundle
 from tfexport.contract import Precision
-from tfexport.decoding.hypothesis import Hypothesis
 from tfexport.decoding.search import SearchOptions, search
-from tfexport.models.checkpoints.confirmation import Confirmation
-from tfexport.models.checkpoints.recognise import FAMILIES
 from tfexport.models.formats.native import Tokenizers
-from tfexport.models.transformer import Transformer
 from tfexport.runtimes.base import Runtime
-from tfexport.verification.expected_outputs import Example, Examples, encoded, read_lines
-from tfexport.verification.settings_search import ASSUMED, SEARCHED, Origin, Search, axes_of
-from tfexport.verification.settings_trials import Trials, framed
-
-
-@dataclass(frozen=True)
-class Unexpected:
-    """An output that differs from the expected one."""
-
-    line: int
-    index: int
-    """The place of the first token that differs."""
-    expected: str
-    given: str
+from tfexport.verification.expected_outputs import Difference, Example, Examples, encoded, read_lines
 
 
 @dataclass(frozen=True)
@@ -40,7 +23,7 @@ class ExpectedReport:
     precision: Precision
     path: Path
     total: int
-    differences: tuple[Unexpected, ...]
+    differences: tuple[Difference, ...]
 
     @property
     def passed(self) -> bool:
@@ -76,74 +59,31 @@ def examples_of(bundle: Bundle, path: Path) -> Examples:
     return examples
 
 
-def compare_outputs(runtime: Runtime[Any], bundle: Bundle, examples: Examples, *, batch_size: int) -> ExpectedReport:
+def compare_outputs(runtime: Runtime[Any], examples: Examples, *, batch_size: int) -> ExpectedReport:
     """Decode the sources of examples by greedy search, and compare the outputs.
 
     Raises:
         TfexportError: the runtime returned logits that are not numbers.
     """
-    config = bundle.config
-    framing = examples.framing or (config.source_bos, config.source_eos)
-    options = SearchOptions(beam=1, max_length=min(config.max_target_length, 2 * max(map(_goal, examples.rows)) + 8))
-    size = runtime.capacity.batch_size(batch_size, 1)
+    size, rows = runtime.capacity.batch_size(batch_size, 1), examples.rows
+    results = [
+        difference
+        for start in range(0, len(rows), size)
+        for difference in decoded_differences(runtime, examples, rows[start : start + size])
+    ]
+    different = tuple(difference for difference in results if difference is not None)
+    return ExpectedReport(runtime.name, runtime.precision, examples.path, len(examples), different)
+
+
+def decoded_differences(runtime: Runtime[Any], examples: Examples, rows: Sequence[Example]) -> list[Difference | None]:
+    """The first difference of the greedy output of each row; None where there is none."""
+    config, eos_id = runtime.config, runtime.config.eos_id
+    longest = max(len(row.tokens(eos_id)) for row in rows)
+    options = SearchOptions(beam=1, max_length=min(config.max_target_length, 2 * longest + 8))
     differences = []
-    for start in range(0, len(examples.rows), size):
-        rows = examples.rows[start : start + size]
-        outputs = search(runtime, [framed(row, config, framing) for row in rows], options)
-        for row, (hypothesis, *_) in zip(rows, outputs, strict=True):
-            if (difference := _difference(row, hypothesis, examples, config.eos_id)) is not None:
-                differences.append(difference)
-    return ExpectedReport(runtime.name, runtime.precision, examples.path, len(examples), tuple(differences))
-
-
-def _goal(row: Example) -> int:
-    return row.goal
-
-
-def _difference(row: Example, hypothesis: Hypothesis, examples: Examples, eos_id: int) -> Unexpected | None:
-    """The first difference of an output; None if it is as expected, or if the owner's limit cut the expected one."""
-    goal = (*row.output, eos_id)[: row.goal]
-    given = hypothesis.ids[: len(goal)]
-    if given == goal or _has_text(row, hypothesis, examples, eos_id):
-        return None
-    place = next((i for i, pair in enumerate(zip(goal, given, strict=False)) if pair[0] != pair[1]), len(given))
-
-    def said(ids: Sequence[int]) -> str:
-        if place >= len(ids):
-            return "nothing"
-        return "the end (eos)" if ids[place] == eos_id else str(ids[place])
-
-    return Unexpected(row.line, place, said(goal), said(given))
-
-
-def _has_text(row: Example, hypothesis: Hypothesis, examples: Examples, eos_id: int) -> bool:
-    """Whether an output spells the expected text with other subwords."""
-    if row.text is None:
-        return False
-    ids = [index for index in hypothesis.ids if index != eos_id]
-    wanted, given = " ".join(row.text.split()), examples.said(ids)
-    return given == wanted or (not row.ends and given.startswith(wanted))
-
-
-def confirmed_by_outputs(bundle: Bundle, model: Transformer, examples: Examples) -> Confirmation:
-    """The confirmation of a bundle whose runtimes give all expected outputs. Settings of which other values give the same
-    outputs stay unconfirmed."""
-    config, given = bundle.config, bundle.origin.given
-    is_state_dict = bundle.origin.family in {family.name for family in FAMILIES}
-    origins: dict[str, Origin] = {
-        name: "given" if name in given else "assumed"
-        for name in SEARCHED
-        if name in given or (is_state_dict and name in ASSUMED)
-    }
-    if config.positions != "sinusoidal":
-        origins.pop("positions", None)
-    if config.d_head or config.positions == "relative":
-        origins.pop("n_heads", None)
-    known = {name: getattr(config, name) for name in SEARCHED}
-    axes = axes_of(config, known, origins, examples, [config.norm])
-    framing = examples.framing or (config.source_bos, config.source_eos)
-    trials = Search(Trials(config, {config.norm: model.state_dict()}), axes, examples, framing)
-    same = trials.changed_alone()
-    total = len(examples)
-    about = f"{total} of {total} expected outputs of {examples.path.name}"
-    return Confirmation(by="outputs", about=about, unconfirmed={name: known[name] for name in same})
+    for row, (hypothesis, *_) in zip(rows, search(runtime, examples.inputs(rows, config), options), strict=True):
+        difference = row.difference(hypothesis.ids, eos_id)
+        if difference is not None and examples.is_spelt(row, [token for token in hypothesis.ids if token != eos_id]):
+            difference = None
+        differences.append(difference)
+    return differences

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tfexport.config import ModelConfig
-from tfexport.errors import TfexportError, TokenizerError
+from tfexport.decoding.line_reader import Unreadable, ids_in
+from tfexport.errors import TfexportError
 from tfexport.models.formats.native import Tokenizers
 from tfexport.system.regular_files import read_text
 from tfexport.text.tokenizers import TextTokenizer
@@ -91,12 +91,25 @@ def _json_side(value: Any, where: str) -> Side:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """The first token of an output that is not as expected."""
+
+    line: int
+    index: int
+    expected: str
+    given: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}, token {self.index + 1}: {self.given} instead of {self.expected}"
+
+
+@dataclass(frozen=True)
 class Example:
     """A source and its expected output, as ids."""
 
     line: int
     source: tuple[int, ...]
-    """The source without bos and eos, where the file shows that it had them; see `Examples.framing`."""
+    """The source; with bos and eos if `Examples.framing` says so."""
     output: tuple[int, ...]
     """The output without bos and eos."""
     ends: bool
@@ -104,10 +117,18 @@ class Example:
     text: str | None = None
     """The output as text. Its ids may then be others than those of `output`: subwords can spell a word in several ways."""
 
-    @property
-    def goal(self) -> int:
-        """The number of tokens that a model has to give."""
-        return len(self.output) + self.ends
+    def tokens(self, eos_id: int) -> list[int]:
+        """The tokens that a model must give."""
+        return [*self.output, *[eos_id] * self.ends]
+
+    def difference(self, given: Sequence[int], eos_id: int) -> Difference | None:
+        """The first difference of an output. Tokens after an output that was cut do not count."""
+        expected = self.tokens(eos_id)
+        index = next((i for i, token in enumerate(expected) if i >= len(given) or given[i] != token), None)
+        if index is None:
+            return None
+        names = ["the end (eos)" if token == eos_id else str(token) for token in (expected[index], *given[index:][:1])]
+        return Difference(self.line, index, names[0], [*names, "nothing"][1])
 
 
 @dataclass(frozen=True)
@@ -117,25 +138,23 @@ class Examples:
     path: Path
     rows: tuple[Example, ...]
     framing: tuple[bool, bool] | None = None
-    """Whether sources begin with bos and end with eos, if the file shows it."""
+    """Whether sources begin with bos and end with eos, if the file shows it. They are complete then."""
     target: TextTokenizer | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    @cached_property
-    def by_variety(self) -> tuple[Example, ...]:
-        """The examples, those with most different tokens first: a wrong setting shows in them soonest."""
-        return tuple(sorted(self.rows, key=lambda row: (-len(set(row.output)), len(row.source) + len(row.output))))
+    def inputs(self, rows: Sequence[Example], config: ModelConfig) -> list[list[int]]:
+        """The encoder's inputs of rows."""
+        begin, end = (False, False) if self.framing is not None else (config.source_bos, config.source_eos)
+        return [[config.bos_id] * begin + [*row.source] + [config.eos_id] * end for row in rows]
 
     def check_lengths(self, config: ModelConfig) -> None:
         """Raise TfexportError if an example is longer than the model's positions."""
-        framed = sum(self.framing or (config.source_bos, config.source_eos))
-        for row in self.rows:
-            source = len(row.source) + framed
+        for row, source in zip(self.rows, self.inputs(self.rows, config), strict=True):
             for what, length, most in (
-                ("source", source, config.max_source_length),
-                ("output", row.goal, config.max_target_length),
+                ("source", len(source), config.max_source_length),
+                ("output", len(row.output) + row.ends, config.max_target_length),
             ):
                 if length > most:
                     raise TfexportError(
@@ -143,10 +162,14 @@ class Examples:
                         f"{most}. Give a larger --max-length if your program has more positions, or leave the line out."
                     )
 
-    def said(self, ids: Sequence[int]) -> str:
-        """The text of an output, if there is a target vocabulary, with single spaces."""
-        assert self.target is not None
-        return " ".join(self.target.decode_line(ids).split())
+    def is_spelt(self, row: Example, ids: Sequence[int], *, begin: bool = False) -> bool:
+        """Whether `ids` without eos spell the text of an output, or its beginning, with any subwords."""
+        if row.text is None or self.target is None:
+            return False
+        expected, given = (" ".join(text.split()) for text in (row.text, self.target.decode_line(ids)))
+        return (
+            expected.startswith(given) if begin else given == expected or (not row.ends and given.startswith(expected))
+        )
 
 
 def encoded(path: Path, lines: Sequence[Line], special: ModelConfig, tokenizers: Tokenizers) -> Examples:
@@ -165,17 +188,13 @@ def encoded(path: Path, lines: Sequence[Line], special: ModelConfig, tokenizers:
         for name, tokenizer in (("source", tokenizers.source), ("output", tokenizers.target))
     )
     sources = [_source(line, path, special, source) for line in lines]
-    framing = _framing(sources, special) if all(_is_complete(line.source, source) for line in lines) else None
-    if framing is not None:
-        begin, end = framing
-        sources = [ids[begin : len(ids) - end] for ids in sources]
+    are_ids = source is None or not any(isinstance(line.source, str) for line in lines)  # text has no bos and eos
+    framing = _framing(sources, special) if are_ids else None
     rows = [
         replace(_output(line, path, special, target), source=tuple(ids))
         for line, ids in zip(lines, sources, strict=True)
     ]
-    if not any(row.ends for row in rows):
-        rows = _with_ends(rows, special.max_target_length)
-    return Examples(path, tuple(rows), framing, target)
+    return Examples(path, tuple(_with_ends(rows, special.max_target_length)), framing, target)
 
 
 def _are_ids(sides: Iterable[Side], tokenizer: TextTokenizer) -> bool:
@@ -183,11 +202,6 @@ def _are_ids(sides: Iterable[Side], tokenizer: TextTokenizer) -> bool:
     words = [word for side in sides for word in (side.split() if isinstance(side, str) else ())]
     numbers = all(word.isascii() and word.isdecimal() for word in words)
     return numbers and any(tokenizer.inner.token_to_id(word) is None for word in words)
-
-
-def _is_complete(side: Side, tokenizer: TextTokenizer | None) -> bool:
-    """Whether a source is ids, which may have bos and eos. Text has none."""
-    return tokenizer is None or not isinstance(side, str)
 
 
 def _framing(sources: Sequence[Sequence[int]], special: ModelConfig) -> tuple[bool, bool] | None:
@@ -199,36 +213,27 @@ def _framing(sources: Sequence[Sequence[int]], special: ModelConfig) -> tuple[bo
 
 def _source(line: Line, path: Path, special: ModelConfig, tokenizer: TextTokenizer | None) -> list[int]:
     where = f"the source in line {line.number} of {path}"
-    if tokenizer is None or not isinstance(line.source, str):
-        ids = _ids(line.source, where, special.src_vocab_size)
-        if special.pad_id in ids and special.pad_id not in (special.bos_id, special.eos_id):
-            raise TfexportError(f"{where} has the padding id {special.pad_id}. Leave padding out.")
-        return ids
-    ids = _encoded(line.source, where, special.src_vocab_size, tokenizer)
-    return [*tokenizer.before, *ids, *tokenizer.after]
+    ids = _ids(line.source, where, special.src_vocab_size, tokenizer)
+    if tokenizer is not None and isinstance(line.source, str):
+        return [*tokenizer.before, *ids, *tokenizer.after]
+    if special.pad_id in ids and special.pad_id not in (special.bos_id, special.eos_id):
+        raise TfexportError(f"{where} has the padding id {special.pad_id}. Leave padding out.")
+    return ids
 
 
-def _encoded(text: str, where: str, size: int, tokenizer: TextTokenizer) -> list[int]:
+def _ids(side: Side, where: str, size: int, tokenizer: TextTokenizer | None) -> list[int]:
+    is_text = tokenizer is not None and isinstance(side, str)
+    content = side if isinstance(side, str) else " ".join(map(str, side))
     try:
-        ids = tokenizer.encode(text)
-    except TokenizerError as error:
-        raise TfexportError(f"{where} cannot be read: {error}") from error
-    if any(index >= size for index in ids):
+        ids = ids_in(content, "text" if is_text else "ids", tokenizer, size)
+    except Unreadable as error:
+        advice = "" if is_text else " Correct it; for text, give the vocabularies with --src-vocab and --tgt-vocab."
+        raise TfexportError(f"{where} cannot be read: {error}.{advice}") from error
+    if max(ids, default=0) >= size:
         raise TfexportError(
             f"{where} has the id {max(ids)}, the model's last is {size - 1}. Give the vocabulary of this model."
         )
     return ids
-
-
-def _ids(side: Side, where: str, size: int) -> list[int]:
-    words = side.split() if isinstance(side, str) else list(map(str, side))
-    wrong = next((w for w in words if not (w.isascii() and w.isdecimal() and len(w) < 10 and int(w) < size)), None)
-    if wrong is not None:
-        raise TfexportError(
-            f"{where} has {wrong[:20]!r}, which is not an id from 0 to {size - 1}. Correct it; for text, give the "
-            "vocabularies with --src-vocab and --tgt-vocab."
-        )
-    return [int(word) for word in words]
 
 
 def _output(line: Line, path: Path, special: ModelConfig, tokenizer: TextTokenizer | None) -> Example:
@@ -240,9 +245,9 @@ def _output(line: Line, path: Path, special: ModelConfig, tokenizer: TextTokeniz
         words = words[words[:1] == [bos] :]
         ends = eos in words
         text = " ".join(words[: words.index(eos)] if ends else words)
-        ids = _encoded(text, where, special.tgt_vocab_size, tokenizer) if text else []
+        ids = _ids(text, where, special.tgt_vocab_size, tokenizer) if text else []
         return Example(line.number, (), _with_forced(ids, special), ends, text)
-    ids = _ids(line.output, where, special.tgt_vocab_size)
+    ids = _ids(line.output, where, special.tgt_vocab_size, None)
     # A model whose decoder begins with eos, as in fairseq, prints it first; alone it is an empty output.
     if ids[:1] == [special.bos_id] and (special.bos_id != special.eos_id or len(ids) > 1):
         ids = ids[1:]
@@ -261,18 +266,20 @@ def _with_forced(ids: Sequence[int], special: ModelConfig) -> tuple[int, ...]:
 
 
 def _with_ends(rows: Sequence[Example], most: int) -> list[Example]:
-    """Examples of a program that prints no eos. All outputs ended with it, except those that a limit may have cut.
+    """Examples of a program that may print no eos. All its outputs ended then, except those that a limit may have cut.
 
     A limit is a number of tokens, or the length of the source plus a number: no output is longer than those that it cut. If
     all outputs are longer than their sources by the same number, as in a reversal, that number is no limit.
     """
+    if any(row.ends for row in rows):
+        return [replace(row, ends=row.ends or not row.output) for row in rows]
     longest = max(len(row.output) for row in rows)
-    beyond = max(len(row.output) - len(row.source) for row in rows)
-    is_relative = any(len(row.output) - len(row.source) < beyond for row in rows)
+    beyond = [len(row.output) - len(row.source) for row in rows]
+    is_relative = min(beyond) < max(beyond)
 
-    def may_be_cut(row: Example) -> bool:
-        length = len(row.output)
-        by_source = is_relative and length - len(row.source) == beyond
-        return length > 0 and (length in (longest, most) or by_source)
+    def may_be_cut(row: Example, more: int) -> bool:
+        return len(row.output) in (longest, most) or (is_relative and more == max(beyond))
 
-    return [replace(row, ends=not may_be_cut(row)) for row in rows]
+    return [
+        replace(row, ends=not row.output or not may_be_cut(row, more)) for row, more in zip(rows, beyond, strict=True)
+    ]

@@ -21,7 +21,6 @@ from tfexport.decoding.translate import Writer
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.graph_checks.check import GraphCheck, check_graph
 from tfexport.graph_checks.definition import Definition
-from tfexport.models.checkpoints.confirmation import Confirmation
 from tfexport.models.checkpoints.load import Checkpoint, load_checkpoint
 from tfexport.models.checkpoints.recognise import Chosen
 from tfexport.models.transformer import Transformer
@@ -33,8 +32,7 @@ from tfexport.system.processes import return_freed_memory
 from tfexport.verification.bleu_chrf import Quality
 from tfexport.verification.compare import compare, compare_all, random_sources
 from tfexport.verification.expected import as_inputs
-from tfexport.verification.expected_decoding import ExpectedReport, compare_outputs, confirmed_by_outputs, examples_of
-from tfexport.verification.expected_outputs import Examples
+from tfexport.verification.expected_decoding import ExpectedReport, compare_outputs, examples_of
 from tfexport.verification.files import (
     Mismatch,
     config_mismatches,
@@ -79,8 +77,6 @@ class Comparison:
     manifest, were not compared."""
     expected: Sequence[ExpectedReport] = ()
     """What each runtime and precision decodes, beside the outputs of the owner's own program."""
-    confirmation: Confirmation | None = None
-    """Who confirms the settings, if there are expected outputs and all of them were decoded."""
 
     @property
     def variants(self) -> dict[tuple[str, Precision], list[ParityReport]]:
@@ -185,7 +181,9 @@ def check(
     if writer is not None:
         for report in reports:
             report.quality = quality_of(report, writer, wanted)
-    expected, confirmation = _expected(bundle, model, loaded, examples, options.batch_size)
+    expected = [
+        compare_outputs(runtime, examples, batch_size=options.batch_size) for runtime in loaded if examples is not None
+    ]
     of_graphs = dict.fromkeys(runtime.precision for runtime in loaded if not runtime.name.startswith("torch"))
     del loaded  # the graphs are loaded again, one by one
     graphs = {precision: check_graphs(bundle, model, precision, tolerance=tolerance) for precision in of_graphs}
@@ -195,21 +193,19 @@ def check(
         "random": lines is None,
     }
     return Comparison(
-        *(bundle, reference, source, inputs, sources, reports, searches, graphs, mismatches, unknown, tuple(others)),
-        expected=expected,
-        confirmation=confirmation,
+        bundle,
+        reference,
+        source,
+        inputs,
+        sources,
+        reports,
+        searches,
+        graphs,
+        mismatches,
+        unknown,
+        tuple(others),
+        expected,
     )
-
-
-def _expected(
-    bundle: Bundle, model: Transformer, loaded: Sequence[Runtime[Any]], examples: Examples | None, batch_size: int
-) -> tuple[list[ExpectedReport], Confirmation | None]:
-    """The comparisons of runtimes with expected outputs, and the confirmation if all are right."""
-    if examples is None:
-        return [], None
-    reports = [compare_outputs(runtime, bundle, examples, batch_size=batch_size) for runtime in loaded]
-    passed = all(report.passed for report in reports)
-    return reports, confirmed_by_outputs(bundle, model, examples) if passed else None
 
 
 def check_graphs(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
@@ -101,7 +101,7 @@ def test_outputs_lose_bos_eos_and_padding() -> None:
     made = examples(("5", "2 7 8 3 9"), ("6", "7 8 3 1 1"), ("7", [9, 9, 9, 1]))
     assert [row.output for row in made.rows] == [(7, 8), (7, 8), (9, 9, 9)]
     assert [row.ends for row in made.rows] == [True, True, False]
-    assert [row.goal for row in made.rows] == [3, 3, 3]
+    assert [row.tokens(EOS) for row in made.rows] == [[7, 8, EOS], [7, 8, EOS], [9, 9, 9]]
 
 
 def test_an_output_of_eos_alone_is_empty() -> None:
@@ -110,21 +110,22 @@ def test_an_output_of_eos_alone_is_empty() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sources", "framing", "bare"),
+    ("sources", "framing", "first"),
     [
-        (("2 5 6 3", "2 7 3"), (True, True), [(5, 6), (7,)]),
-        (("5 6 3", "7 3"), (False, True), [(5, 6), (7,)]),
-        (("2 5 6", "2 7"), (True, False), [(5, 6), (7,)]),
-        (("5 6 3", "7"), None, [(5, 6, 3), (7,)]),
-        (("5 6", "7"), None, [(5, 6), (7,)]),
+        (("2 5 6 3", "2 7 3"), (True, True), [2, 5, 6, 3]),
+        (("5 6 3", "7 3"), (False, True), [5, 6, 3]),
+        (("2 5 6", "2 7"), (True, False), [2, 5, 6]),
+        (("5 6 3", "7"), None, [5, 6, 3, 3]),
+        (("5 6", "7"), None, [5, 6, 3]),
     ],
 )
 def test_sources_show_whether_they_have_bos_and_eos(
-    sources: tuple[str, ...], framing: tuple[bool, bool] | None, bare: list[tuple[int, ...]]
+    sources: tuple[str, ...], framing: tuple[bool, bool] | None, first: list[int]
 ) -> None:
+    """If none has them, the model's own are added."""
     made = examples(*((source, "9 3") for source in sources))
     assert made.framing == framing
-    assert [row.source for row in made.rows] == bare
+    assert made.inputs(made.rows, CONFIG)[0] == first
 
 
 def test_outputs_without_eos_ended_except_at_a_limit() -> None:
@@ -156,7 +157,7 @@ def test_text_is_read_with_the_vocabularies() -> None:
 
 def test_ids_are_read_although_there_are_vocabularies() -> None:
     made = examples(("2 4 5 3", [5, 6, 3]), ("2 5 3", [6, 3]), source=SOURCE, target=TARGET)
-    assert [row.source for row in made.rows] == [(4, 5), (5,)]
+    assert [row.source for row in made.rows] == [(2, 4, 5, 3), (2, 5, 3)]
     assert [row.output for row in made.rows] == [(5, 6), (6,)]
 
 
@@ -183,3 +184,23 @@ def test_a_forced_first_token_may_be_left_out() -> None:
     config = CONFIG.replace(forced_first_id=9)
     made = encoded(Path("o"), [Line(1, "5", "7 3"), Line(2, "5", "9 7 3")], config, Tokenizers(None, None))
     assert [row.output for row in made.rows] == [(9, 7), (9, 7)]
+
+
+def test_the_first_difference_is_named() -> None:
+    cut, ended = examples(("5", "7 8"), ("6", "7 3")).rows
+    assert cut.difference([7, 8, 9], EOS) is None
+    assert str(cut.difference([7, EOS], EOS)) == "line 1, token 2: the end (eos) instead of 8"
+    assert str(ended.difference([7, 9, EOS], EOS)) == "line 2, token 2: 9 instead of the end (eos)"
+    assert str(ended.difference([7], EOS)) == "line 2, token 2: nothing instead of the end (eos)"
+
+
+def test_text_may_have_other_subwords() -> None:
+    inner = Tokenizer(models.BPE({"a": 4, "b": 5, "c": 6, "ab": 7, "<sos>": 2, "<eos>": 3}, [("a", "b")]))
+    inner.decoder = decoders.Fuse()
+    made = examples(("5", "abc"), target=TextTokenizer(inner))
+    (row,) = made.rows
+    assert row.output == (7, 6)
+    assert made.is_spelt(row, [4, 5, 6])
+    assert not made.is_spelt(row, [4, 5])
+    assert made.is_spelt(row, [4, 5], begin=True)
+    assert not made.is_spelt(row, [5], begin=True)

@@ -70,7 +70,7 @@ def picked_of(hints: Mapping[str, Any]) -> tuple[Picked, dict[str, Any]]:
 def asking(path: Path, missing: Mapping[str, str], family: Family | None) -> str:
     """The message that asks for missing fields, with the values that the family's own code uses."""
     usual = {} if family is None else family.usual
-    known = ", ".join(_said(name, usual[name]) for name in missing if name in usual)
+    known = ", ".join(as_flag(name, usual[name]) for name in missing if name in usual)
     flags = " ".join(dict.fromkeys(missing.values()))
     return (
         f"{path} does not contain {', '.join(missing)}. Give {flags}, or the same fields in a JSON "
@@ -78,9 +78,10 @@ def asking(path: Path, missing: Mapping[str, str], family: Family | None) -> str
     )
 
 
-def _said(name: str, value: object) -> str:
+def as_flag(name: str, value: object) -> str:
+    """A field and its value as the user gives them: with its flag, or in a configuration."""
     if name not in USAGE:
-        return f"{name} {value}"
+        return f"{name} {json.dumps(value)} with --config"
     flag = USAGE[name].split()[0]
     if isinstance(value, bool):
         return flag if value else flag.replace("--", "--no-", 1)

@@ -41,6 +41,7 @@ from tfexport.models.toolkits.toolkit import TextOptions, Toolkit
 __all__ = [
     "FAMILIES",
     "NATIVE",
+    "STAND_INS",
     "TOOLKITS",
     "Checkpoint",
     "Inspection",
@@ -56,6 +57,9 @@ TOOLKITS = (
     *(hugging_face.TOOLKIT, fairseq.TOOLKIT, opennmt.TOOLKIT),
 )
 """Toolkits whose checkpoints describe themselves, in the order in which they are tried."""
+
+STAND_INS: Mapping[str, Any] = {"n_heads": 1, "embedding_scale": 1.0, "activation": "relu", "norm_first": False}
+"""Any values for fields of the arithmetic that a file cannot contain."""
 
 
 @dataclass(frozen=True)
@@ -257,8 +261,7 @@ class Reading:
         problems: list[str] = []
         if not self.unclear:
             # Few shapes depend on a field that a file cannot contain, so any value is good enough to check the others.
-            stand_ins = {"n_heads": 1, "embedding_scale": 1.0, "activation": "relu", "norm_first": False}
-            stand_ins |= {"max_source_length": 1, "max_target_length": 1}
+            stand_ins = {**STAND_INS, "max_source_length": 1, "max_target_length": 1}
             stood_in = {name: stand_ins.get(name, 0) for name in missing}
             if "n_heads" in missing:  # the encoder's heads need not divide those that stand in
                 stood_in["n_encoder_heads"] = 0
