@@ -26,16 +26,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.support.references.annotated import AnnotatedTransformer
+from tests.support.references.decode import greedy
 from tfexport.bench.machine import facts
-from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
 from tfexport.models.checkpoints.load import load_checkpoint
-from tfexport.models.checkpoints.options import CheckpointOptions
+from tfexport.models.checkpoints.options import ExportedCheckpointOptions
 from tfexport.models.formats.native import Tokenizers
 from tfexport.verification.confirmed_reading import open_confirmed
-from tfexport.verification.expected_outputs import Examples, encoded, read_lines
-from tfexport.verification.settings_search import Axis, Origin, Search, axes_of
-from tfexport.verification.settings_trials import Trials, differences
+from tfexport.verification.expected_outputs import encoded, read_lines
+from tfexport.verification.settings_search import Search, axes_of
 
 RESULTS = Path(__file__).parent / "results"
 PAD, BOS, EOS, VOCAB, D, HEADS, D_FF, LAYERS, LENGTH = 1, 2, 3, 37, 32, 4, 64, 2, 40
@@ -113,16 +112,6 @@ def trained(model: nn.Module, steps: int) -> nn.Module:
     return model.eval()
 
 
-@torch.no_grad()
-def greedy(model: Module, source: Sequence[int], limit: int = 15) -> list[int]:
-    """The greedy output for a complete source, with eos."""
-    output: list[int] = []
-    while len(output) < limit and EOS not in output:
-        logits = model(torch.tensor([source]), torch.tensor([[BOS, *output]]))
-        output.append(int(logits[0, -1].argmax()))
-    return output
-
-
 def write(file: Path, sources: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]], *, bare: bool) -> None:
     """A file of expected outputs; `bare` leaves out bos and eos of sources."""
     lines = []
@@ -138,58 +127,25 @@ def left_by_lines(path: Path, file: Path) -> dict[str, Any]:
     if path.stem.startswith("Annotated"):
         hints = {"n_heads": HEADS, **IDS}
     loaded = load_checkpoint(path, hints)
-    config = loaded.config
-    examples = encoded(file, read_lines(file), config, Tokenizers(None, None))
-    names = ("norm_first", "activation", "embedding_scale", "n_heads", "norm_eps", "position_offset")
-    origins: dict[str, Origin] = dict.fromkeys((*names, "source_bos", "source_eos"), "assumed")
-    axes = axes_of(config, config.to_dict(), origins, examples, [config.norm])
-    search = Search(Trials(config, {config.norm: loaded.weights}), axes, examples, (True, True))
+    examples = encoded(file, read_lines(file), loaded.config, Tokenizers(None, None))
+    search = Search(loaded, axes_of(loaded.config, (), (), examples), examples)
     begin = time.perf_counter()
-    wrong = first_wrong_lines(search, examples, config)
+    wrong = {
+        combination: min((difference.line for difference in search.differences(combination)), default=math.inf)
+        for combination in itertools.product(*(axis.values for axis in search.axes))
+    }
     seconds = time.perf_counter() - begin
     rows = []
     for count in LINES:
-        left = [combination for combination, line in wrong.items() if line is None or line > count]
-        rows.append({"lines": count, "left": len(left), "open": _open(axes, left)})
+        left = [combination for combination, line in wrong.items() if line > count]
+        rows.append({"lines": count, "left": len(left), "open": search.varied(left)})
     return {"combinations": len(wrong), "seconds": seconds, "rows": rows}
-
-
-def first_wrong_lines(search: Search, examples: Examples, config: ModelConfig) -> dict[tuple[Any, ...], int | None]:
-    """The first line that each combination gets wrong; None if there is none."""
-    wrong: dict[tuple[Any, ...], int | None] = {}
-    for combination in itertools.product(*(axis.values for axis in search.axes)):
-        settings = search.settings(combination)
-        framing = (settings.pop("source_bos"), settings.pop("source_eos"))
-        model = search.trials.model(settings)
-        wrong[combination] = 1
-        start, size = 0, 1
-        while model is not None and start < len(examples.rows):
-            rows = examples.rows[start : start + size]
-            lines = [
-                row.line
-                for row, result in zip(rows, differences(model, examples, rows, framing), strict=True)
-                if result
-            ]
-            wrong[combination] = min(lines, default=None)
-            if lines:
-                break
-            start, size = start + size, 32
-    return wrong
-
-
-def _open(axes: Sequence[Axis], left: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
-    """The settings that combinations differ in, with their values."""
-    values = {
-        axis.name: [value for value in axis.values if any(c[place] == value for c in left)]
-        for place, axis in enumerate(axes)
-    }
-    return {name: several for name, several in values.items() if len(several) > 1}
 
 
 def timed(path: Path, file: Path, **given: Any) -> dict[str, Any]:
     """The time of a reading with expected outputs, and what it says."""
     notes: list[str] = []
-    options = CheckpointOptions(expect=file, pad=PAD, bos=BOS, eos=EOS, **given)
+    options = ExportedCheckpointOptions(expect=file, pad=PAD, bos=BOS, eos=EOS, **given)
     begin = time.perf_counter()
     try:
         confirmation = open_confirmed(path, options, notes.append).confirmation
@@ -208,7 +164,7 @@ def of_program(name: str, folder: Path, steps: int) -> dict[str, Any]:
     torch.save(model.state_dict(), path)
     examples = pairs(max(LINES), 10**6)
     sources = [[BOS, *source, EOS] for source, _ in examples]
-    outputs = [greedy(model, source) for source in sources]
+    outputs = [greedy(model, source, bos=BOS, eos=EOS, max_length=15) for source in sources]
     solved = sum(output == [*target, EOS] for output, (_, target) in zip(outputs, examples, strict=True))
     write(file, sources, outputs, bare=True)
     write(whole, sources[:32], outputs[:32], bare=False)
