@@ -31,6 +31,7 @@ from tfexport.bench.machine import facts
 from tfexport.errors import TfexportError
 from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.models.checkpoints.options import ExportedCheckpointOptions
+from tfexport.models.families.family import SOURCE_ENDS
 from tfexport.models.formats.native import Tokenizers
 from tfexport.verification.confirmed_reading import open_confirmed
 from tfexport.verification.expected_outputs import encoded, read_lines
@@ -128,7 +129,9 @@ def left_by_lines(path: Path, file: Path) -> dict[str, Any]:
         hints = {"n_heads": HEADS, **IDS}
     loaded = load_checkpoint(path, hints)
     examples = encoded(file, read_lines(file), loaded.config, Tokenizers(None, None))
-    search = Search(loaded, axes_of(loaded.config, (), (), examples), examples)
+    names = ("norm_first", "activation", "embedding_scale", "n_heads", "norm_eps", *SOURCE_ENDS)
+    known = {name: getattr(loaded.config, name) for name in names}
+    search = Search(loaded.config, lambda structure: loaded, axes_of(loaded.config, known, (), examples), examples)
     begin = time.perf_counter()
     wrong = {
         combination: min((difference.line for difference in search.differences(combination)), default=math.inf)

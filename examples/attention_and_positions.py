@@ -148,6 +148,7 @@ def main() -> int:
     model.eval()
     torch.save(model.state_dict(), options.out / "model.pt")
     described = {"heads": HEADS, "norm_first": True, "activation": "relu", "embedding_scale": "sqrt"}
+    described |= {"source_bos": True, "source_eos": True}
     vocabularies = {"src_vocab": options.out / "de.json", "tgt_vocab": options.out / "en.json"}
     bundle = options.out / "bundle"
     tfexport.export(options.out / "model.pt", bundle, alignments=True, force=True, **described, **vocabularies)

@@ -127,8 +127,6 @@ def main() -> int:
     model.eval()
     torch.save(model.state_dict(), options.out / "model.pt")
 
-    config = '{"source_bos": false, "source_eos": true}'  # what has no keyword of its own
-    (options.out / "model.json").write_text(config)
     tfexport.export(
         options.out / "model.pt",
         options.out / "bundle",
@@ -137,6 +135,7 @@ def main() -> int:
         **{"heads": HEADS, "norm_first": False, "activation": "relu", "embedding_scale": "sqrt"},
         **{"src_embedding": "embedding.weight", "tgt_embedding": "embedding.weight"},
         **{"output_layer": "embedding.weight", "positions": "sinusoidal", "max_length": LONGEST},
+        **{"source_bos": False, "source_eos": True},
         **{"src_vocab": options.out / "tokenizer.json", "tgt_vocab": options.out / "tokenizer.json"},
     )
 

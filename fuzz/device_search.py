@@ -8,8 +8,9 @@ nothing before it is waited for.
 
 Half of the models decode in buffers of one size. There tokens and scores have to be the same to the last bit. The others
 decode in buffers that grow and shrink, at other steps than on the host, and products have other last bits for other numbers
-of rows: scores have to be close, and tokens the same where scores are apart. So it is with beams that need more than 17 best
-tokens, whose log-probabilities the host computes in float64. The exit code is 1 where something differs.
+of rows: scores have to be close, and other tokens have to have the log-probability that the search tells. So it is with
+beams that need more than 17 best tokens, whose log-probabilities the host computes in float64. The exit code is 1 where
+something differs.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ from tfexport.bundle.writer import write_manifest
 from tfexport.config import ModelConfig
 from tfexport.contract import BEST
 from tfexport.decoding.profiles import PROFILES
-from tfexport.decoding.search import SearchOptions, Source, search
+from tfexport.decoding.search import Hypothesis, SearchOptions, Source, search
 from tfexport.errors import TfexportError
 from tfexport.exporter.graphs import write_graphs
 from tfexport.exporter.weights import write_weights
@@ -118,7 +120,7 @@ def check(seed: int, searches: int, folder: Path) -> list[str]:
     one_size = seed % 4 < 2
     runtime = make(bundle, folder, buckets_of(config, one=one_size))
     limit = min(config.max_source_length, 40)
-    found = []
+    problems = []
     for number in range(searches):
         options = random_options(chosen, config.tgt_vocab_size)
         plain = [source[:limit] for source in random_sources(config, chosen.randint(1, 9), seed=1000 * seed + number)]
@@ -126,11 +128,12 @@ def check(seed: int, searches: int, folder: Path) -> list[str]:
         if chosen.random() < 0.2:
             sources = [Source(source, prefix=(chosen.randrange(4, config.tgt_vocab_size),)) for source in plain]
         with np.errstate(all="raise", under="ignore"):
-            one, other = outcome(search, runtime, sources, options), outcome(on_host, runtime, sources, options)
+            ahead, host = outcome(search, runtime, sources, options), outcome(on_host, runtime, sources, options)
         needed = (2 + len(options.end_tokens)) * options.beam + len(options.suppress) + 4
-        if not same(one, other, exact=one_size and needed <= BEST, ties=has_ties(seed)):
-            found.append(f"seed {seed}, search {number}: {options}\n    ahead {one}\n    on the host {other}")
-    return found
+        log_prob = partial(host_log_prob, runtime, plain, options.end_tokens)
+        if not same(ahead, host, exact=one_size and needed <= BEST, log_prob=log_prob):
+            problems.append(f"seed {seed}, search {number}: {options}\n    ahead {ahead}\n    on the host {host}")
+    return problems
 
 
 def outcome(run: Any, runtime: Any, sources: Sequence[Any], options: SearchOptions) -> Any:
@@ -141,22 +144,39 @@ def outcome(run: Any, runtime: Any, sources: Sequence[Any], options: SearchOptio
         return str(error)
 
 
-def same(one: Any, other: Any, *, exact: bool, ties: bool) -> bool:
+def host_log_prob(
+    runtime: Any, sources: Sequence[Any], end_tokens: tuple[int, ...], index: int, hypothesis: Hypothesis
+) -> float:
+    """The log-probability of a hypothesis of a source, from a search on the host that is given all its tokens."""
+    given = Source(sources[index], prefix=hypothesis.ids)
+    options = SearchOptions(max_length=len(hypothesis.ids), end_tokens=end_tokens)
+    return on_host(runtime, [given], options)[0][0].log_prob
+
+
+def same(ahead: Any, host: Any, *, exact: bool, log_prob: Callable[[int, Hypothesis], float]) -> bool:
     """Whether two outcomes are the same: to the last bit, or as far as scores that are close can tell.
 
+    Scores that are close may change places with each other, and with one that the list or the beam leaves out. So other
+    tokens are right if their log-probability, computed anew, is the one that the search tells.
+
     Args:
-        ties: several outputs may have one score.
+        log_prob: computes the log-probability of a hypothesis of the source with this number.
     """
-    if exact or isinstance(one, str) or isinstance(other, str):
-        return bool(one == other)
-    for left, right in zip(one, other, strict=True):
-        scores = [h.score for h in left], [h.score for h in right]
-        if len(left) != len(right) or not np.allclose(*scores, rtol=1e-5, atol=1e-4):
+    if exact or isinstance(ahead, str) or isinstance(host, str):
+        return bool(ahead == host)
+    for number, (left, right) in enumerate(zip(ahead, host, strict=True)):
+        if len({h.ids for h in left}) != len(right) or not _are_close(
+            [h.score for h in left], [h.score for h in right]
+        ):
             return False
-        apart = not ties and np.abs(np.diff(scores[1])).min(initial=1.0) > 1e-3
-        if apart and [h.ids for h in left] != [h.ids for h in right]:
+        other = [h for h, expected in zip(left, right, strict=True) if h.ids != expected.ids]
+        if not _are_close([h.log_prob for h in other], [log_prob(number, h) for h in other]):
             return False
     return True
+
+
+def _are_close(values: list[float], expected: list[float]) -> bool:
+    return np.allclose(values, expected, rtol=1e-5, atol=1e-4)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

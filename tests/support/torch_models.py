@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -105,7 +105,7 @@ class Shared(nn.Module):
     """One embedding for both sides and the output, computed sinusoids, no biases, post-norm, GELU; a mask in a buffer."""
 
     hints: ClassVar = {
-        "norm_first": False, "activation": "gelu", "embedding_scale": "sqrt", "positions": "sinusoidal",
+        "norm_first": False, "activation": "gelu", "embedding_scale": "sqrt", "positions": "sinusoidal", "norm": "layer",
         "max_source_length": LENGTH, "max_target_length": LENGTH,
     }  # fmt: skip
 
@@ -194,10 +194,16 @@ STRONGER = {
 final norm, where larger weights only make rounding larger.)"""
 
 
-def made(name: str) -> nn.Module:
-    """A random model with random norms and biases, whose output depends on its source, and which never says pad."""
+def made(name: str, change: Callable[[Any], object] = lambda model: None) -> nn.Module:
+    """A random model with random norms and biases, whose output depends on its source, and which never says pad.
+
+    Args:
+        change: changes its modules, before they become random.
+    """
     torch.manual_seed(0)
-    model = randomised(MODELS[name](), seed=SEEDS[name])
+    model = MODELS[name]()
+    change(model)
+    model = randomised(model, seed=SEEDS[name])
     output = {"tutorial": "generator", "stacks": "fc_out", "shared": "embedding", "tied": "lm_head"}[name]
     layer = model.get_submodule(output)
     with torch.no_grad():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +34,21 @@ def tensor2tensor_sinusoids(n_positions: int, d_model: int, pad_id: int) -> Tens
     angles = torch.arange(pad_id + 1, pad_id + 1 + n_positions).float()[:, None] * frequency
     table = torch.cat([angles.sin(), angles.cos()], dim=1)
     return torch.nn.functional.pad(table, (0, d_model % 2))
+
+
+def halved_sinusoids(n_positions: int, d_model: int) -> Tensor:
+    """The columns of `sinusoids` in another order: first all sin, then all cos."""
+    table = sinusoids(n_positions, d_model)
+    return torch.cat([table[:, 0::2], table[:, 1::2]], dim=1)
+
+
+COMPUTED: Mapping[str, Callable[[int, int], Tensor]] = {
+    "sinusoidal": sinusoids,
+    "sinusoidal-halves": halved_sinusoids,
+    # Row 0 is position 0; `position_offset` gives the first row that tokens use, as fairseq's pad_id + 1.
+    "sinusoidal-t2t": partial(tensor2tensor_sinusoids, pad_id=-1),
+}
+"""Position tables [positions, d_model] that code computes, by the value of `--positions`."""
 
 
 class PositionTable(nn.Module):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -202,6 +203,19 @@ class TextTokenizer:
             return [text.strip() for text in texts]
 
         return word_parts(decode, self.size)
+
+    @cached_property
+    def template(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ids that a tokenizer.json adds before and after a text, such as its bos and eos. `encode` adds none."""
+        if isinstance(self.inner, Pieces) or self.inner.post_processor is None:
+            return (), ()
+        for text in ("a", *islice(self.inner.get_vocab(), 100)):
+            with suppress(Exception):  # the library raises plain Exception for a word that it does not know
+                bare, whole = (self.inner.encode(text, add_special_tokens=added).ids for added in (False, True))
+                starts = [at for at in range(len(whole)) if whole[at : at + len(bare)] == bare]
+                if bare and starts:
+                    return tuple(whole[: starts[0]]), tuple(whole[starts[0] + len(bare) :])
+        return (), ()
 
     def special_id(self, kind: str) -> int | None:
         """The id of the vocabulary's own token for `kind` (unk, pad, bos, eos), if it has one under a usual name."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tfexport.config import ModelConfig
-from tfexport.errors import ConfigError, TfexportError
+from tfexport.errors import CheckpointError, ConfigError, TfexportError
 from tfexport.models.checkpoints.confirmation import Confirmation
 from tfexport.models.checkpoints.hints import as_flag, complete
-from tfexport.models.checkpoints.load import STAND_INS, Checkpoint, read_checkpoint
+from tfexport.models.checkpoints.load import STAND_INS, Checkpoint, Reading, read_checkpoint
 from tfexport.models.checkpoints.options import CheckpointOptions, ExportedCheckpointOptions
 from tfexport.models.checkpoints.reading import (
     chosen_family,
@@ -25,7 +26,7 @@ from tfexport.models.checkpoints.reading import (
 from tfexport.models.checkpoints.recognise import Chosen
 from tfexport.models.toolkits.toolkit import TextOptions
 from tfexport.verification.expected_outputs import ENOUGH, encoded, read_lines
-from tfexport.verification.settings_search import Combination, Search, axes_of, is_open
+from tfexport.verification.settings_search import STRUCTURE, Combination, Search, axes_of, is_open
 
 Say = Callable[[str], None]
 
@@ -67,14 +68,10 @@ def confirmed_hints(checkpoint: Path, options: CheckpointOptions, family: Chosen
     if options.expect is None:
         return Confirmed(hints)
     search = _search(checkpoint, hints, family, options, options.expect)
-    config, name, count = search.checkpoint.config, options.expect.name, len(search.examples)
+    config, name, count = search.config, options.expect.name, len(search.examples)
     right = search.run()
     chosen = _chosen(search, right, hints)
-    told = {
-        axis.name: chosen[axis.name]
-        for axis in search.axes
-        if axis.is_missing or chosen[axis.name] != getattr(config, axis.name)
-    }
+    told = {axis.name: chosen[axis.name] for axis in search.axes if chosen[axis.name] != axis.own}
     unconfirmed = {field: chosen[field] for field in search.alternatives(right)}
     about = f"{count} of {count} expected outputs of {name}"
     say(f"note: {about}{' tell the settings ' if told else ''}{_flags(told, config)}")
@@ -91,21 +88,33 @@ def confirmed_hints(checkpoint: Path, options: CheckpointOptions, family: Chosen
 def _search(path: Path, hints: Mapping[str, Any], family: Chosen, options: CheckpointOptions, expect: Path) -> Search:
     """The search for the settings of a checkpoint, which is read with any value for each missing one."""
     lines, vocabularies = read_lines(expect), read_vocabularies(options, hints.get("unk_id"))
-    reading = read_checkpoint(path, hints, family, TextOptions(options.src_lang, options.tgt_lang, options.prefix))
-    if reading.fields.get("n_decoder_layers") == 0:
-        raise TfexportError(f"{path} is a classifier, which has no outputs to expect. Leave out --expect.")
-    _, missing = complete(reading.family, reading.fields, reading.hints, reading.telling(vocabularies))
-    searched = STAND_INS.keys() & missing.keys()
-    loaded = replace(reading, hints={**reading.hints, **{name: STAND_INS[name] for name in searched}}).checkpoint(
-        vocabularies
-    )
+    text = TextOptions(options.src_lang, options.tgt_lang, options.prefix)
+
+    def read(structure: Mapping[str, Any]) -> tuple[Reading, set[str], Checkpoint]:
+        reading = read_checkpoint(path, {**hints, **structure}, family, text)
+        if reading.fields.get("n_decoder_layers") == 0:
+            raise TfexportError(f"{path} is a classifier, which has no outputs to expect. Leave out --expect.")
+        if "positions" in reading.unclear:
+            with suppress(CheckpointError):  # the file has a table of another name: it is asked for
+                computed, missing, loaded = read({**structure, "positions": "sinusoidal"})
+                return computed, missing | {"positions"}, loaded
+        _, asked = complete(reading.family, reading.fields, reading.hints, reading.telling(vocabularies))
+        # Outputs hardly show the eps of norms: it is asked for where the owner's code has to say it.
+        missing = {name for name in STAND_INS if name in asked and (name != "norm_eps" or "norm" in structure)}
+        with_any = replace(reading, hints={**reading.hints, **{name: STAND_INS[name] for name in missing}})
+        return reading, missing, with_any.checkpoint(vocabularies)
+
+    reading, missing, loaded = read({})
     config = loaded.config
     examples = encoded(expect, lines, config, with_codes(loaded.tokenizers, options))
     examples.check_lengths(config)
     if reading.family is None or reading.describes_text:  # a file that describes itself
-        return Search(loaded, [], examples)
-    has_heads = "n_heads" in reading.fields or config.d_head > 0 or config.positions == "relative"
-    return Search(loaded, axes_of(config, searched, {"n_heads"} if has_heads else set(), examples), examples)
+        return Search(config, lambda structure: loaded, [], examples)
+    known = {name: getattr(config, name) for name in STAND_INS if name not in missing and name not in STRUCTURE}
+    known |= {name: hints[name] for name in STRUCTURE if hints.get(name) in STRUCTURE[name]}
+    if "n_heads" in reading.fields or config.d_head > 0 or config.positions == "relative":
+        known.pop("n_heads", None)
+    return Search(config, lambda structure: read(structure)[2], axes_of(config, known, missing, examples), examples)
 
 
 def _chosen(search: Search, right: Sequence[Combination], hints: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,7 +123,7 @@ def _chosen(search: Search, right: Sequence[Combination], hints: Mapping[str, An
     Raises:
         TfexportError: there are none, several are left, or the user gave others.
     """
-    config, path, count = search.checkpoint.config, search.examples.path, len(search.examples)
+    config, path, count = search.config, search.examples.path, len(search.examples)
     if not right:
         raise TfexportError(_nothing(search, hints))
     if undecided := {name: values for name, values in search.varied(right).items() if is_open(name, values)}:
@@ -126,7 +135,7 @@ def _chosen(search: Search, right: Sequence[Combination], hints: Mapping[str, An
             "with longer outputs; or give the flag, if you know it."
         )
     chosen = search.settings(right[0])
-    wrong = {name: own for name in chosen if name in hints and (own := getattr(config, name)) != chosen[name]}
+    wrong = {axis.name: axis.own for axis in search.axes if axis.name in hints and axis.own != chosen[axis.name]}
     if wrong:
         better = _flags({name: chosen[name] for name in wrong}, config)
         raise TfexportError(
@@ -142,13 +151,13 @@ def _nothing(search: Search, hints: Mapping[str, Any]) -> str:
     said = {
         axis.name: value
         for axis, value in zip(search.axes, nearest, strict=True)
-        if axis.is_missing or axis.name in hints or value != axis.values[0]
+        if axis.name in hints or value != axis.own
     }
-    settings = _flags(said, search.checkpoint.config) or "what the file says"
+    settings = _flags(said, search.config) or "what the file says"
     return (
         f"no settings that tfexport tries give all {count} expected outputs of {search.examples.path}. Nearest is "
         f"{settings}: {count - len(differences)} of {count}; {differences[0]}. Check --pad, --bos, --eos and that the "
-        "outputs are of greedy search with these weights. Leave out flags of which you are not sure. If all are right, the "
+        "outputs are of greedy search with these weights. If they are, the "
         "model computes something else: give your own code with --module my_code.py:build."
     )
 

@@ -20,6 +20,7 @@ from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
 from tfexport.models.checkpoints.load import Checkpoint, Reading, read_checkpoint
 from tfexport.models.checkpoints.recognise import Chosen
+from tfexport.models.families.family import SOURCE_ENDS
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.toolkits.toolkit import TextOptions
 from tfexport.models.transformer import Transformer
@@ -154,7 +155,9 @@ def _facts(reading: Reading, checkpoint: Checkpoint) -> Iterator[Check]:
             "longer outputs there (length_limit)",
         )
     told = [
-        name for name in ("n_heads", *(reading.family.asked if reading.family else ())) if name not in reading.fields
+        name
+        for name in ("n_heads", *(reading.family.asked if reading.family else ()))
+        if name not in reading.fields and (name in reading.hints or name not in SOURCE_ENDS)
     ]
     if told:
         values = ", ".join(f"{name} {getattr(config, name)}" for name in told)

@@ -1,27 +1,29 @@
 """Finds the settings of a checkpoint that no file holds: those with which its model gives the owner's own outputs.
 
 All values of the settings that nobody gave are combined. The others stay as they are; if no combination gives all outputs,
-one of them is changed, then two. At last each setting is changed alone: values that also give all outputs cannot be told
-apart.
+one of them is changed; then all values of all settings are combined. At last each setting is changed alone: values that also
+give all outputs cannot be told apart.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from tfexport.config import ModelConfig
 from tfexport.decoding.search import pad
-from tfexport.errors import ConfigError
+from tfexport.errors import ConfigError, TfexportError
 from tfexport.models.checkpoints.hints import is_same
 from tfexport.models.checkpoints.load import Checkpoint
+from tfexport.models.families.family import SOURCE_ENDS
 from tfexport.models.model import change_settings
+from tfexport.models.positions import COMPUTED
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.base import FloatArray
 from tfexport.runtimes.pytorch import TorchRuntime
@@ -29,7 +31,6 @@ from tfexport.verification.expected import as_inputs
 from tfexport.verification.expected_decoding import decoded_differences
 from tfexport.verification.expected_outputs import Difference, Example, Examples
 
-_MOST_CHANGES = 2
 _BATCHES = (1, 3, 16)
 """Sentences in a pass: most settings fail at the first one. The last size repeats."""
 _TIE = 1e-4
@@ -49,23 +50,28 @@ class Axis:
     """A field of `ModelConfig`."""
     values: tuple[Any, ...]
     """The values to try: the one that was given or is assumed, then the likeliest; or the only one that the file shows."""
-    is_missing: bool
-    """Whether nobody gave a value."""
+    own: Any
+    """The value that was given or is assumed; None if it is missing."""
 
 
 Combination = tuple[Any, ...]
 """A value for each axis."""
 
 
-def axes_of(config: ModelConfig, missing: Collection[str], fixed: Collection[str], examples: Examples) -> list[Axis]:
+STRUCTURE: Mapping[str, tuple[str, ...]] = {"positions": (*COMPUTED, "none"), "norm": ("layer", "rms")}
+"""Settings on which weights depend, with their values. The checkpoint is read again for each."""
+
+
+def axes_of(config: ModelConfig, known: Mapping[str, Any], missing: Collection[str], examples: Examples) -> list[Axis]:
     """The axes of a model.
 
     Args:
         config: its config, with any values for the missing fields.
+        known: the fields that were given or are assumed. Fields that follow from the file are in neither.
         missing: the fields that nobody gave.
-        fixed: the fields that follow from the file.
     """
     values: dict[str, Sequence[Any]] = {
+        **STRUCTURE,
         "norm_first": (False, True),
         "activation": ("relu", "gelu", "gelu_tanh", "silu"),
         "embedding_scale": (math.sqrt(config.d_model), 1.0),
@@ -74,17 +80,15 @@ def axes_of(config: ModelConfig, missing: Collection[str], fixed: Collection[str
         "source_bos": (True, False),
         "source_eos": (True, False),
     }
-    shown = dict(zip(("source_bos", "source_eos"), examples.framing or (), strict=False))
+    shown = dict(zip(SOURCE_ENDS, examples.framing or (), strict=False))
     axes = []
     for name, tried in values.items():
-        own = getattr(config, name)
-        if name in fixed:
-            continue
         if name in shown:
             tried = (shown[name],)
-        elif name not in missing:
-            tried = (own, *(value for value in tried if not is_same(value, own)))
-        axes.append(Axis(name, tuple(tried), name in missing))
+        elif name in known:
+            tried = (known[name], *(value for value in tried if not is_same(value, known[name])))
+        if name in known or name in missing:
+            axes.append(Axis(name, tuple(tried), known.get(name)))
     return axes
 
 
@@ -100,11 +104,16 @@ def _heads(config: ModelConfig) -> tuple[int, ...]:
 class Search:
     """Tries combinations of settings on expected outputs."""
 
-    checkpoint: Checkpoint
+    config: ModelConfig
+    """The checkpoint's, with any values for what is searched."""
+    read: Callable[[Mapping[str, Any]], Checkpoint]
+    """Reads the checkpoint with values for `STRUCTURE`; raises TfexportError if its weights do not fit."""
     axes: Sequence[Axis]
     examples: Examples
     scores: dict[Combination, int] = field(default_factory=dict)
     """The tokens that a combination gives before its first wrong one, in the sentences that it was tried on."""
+    _models: dict[tuple[Any, ...], Transformer | None] = field(default_factory=dict)
+    """A model for each value of `STRUCTURE`. Other settings are changed in place."""
 
     def settings(self, combination: Combination) -> dict[str, Any]:
         """The values by name."""
@@ -112,8 +121,13 @@ class Search:
 
     def run(self) -> list[Combination]:
         """The combinations that give all outputs with the fewest changes, the likeliest first; empty if there are none."""
-        attempts = (self._right(self._changed(changes)) for changes in range(_MOST_CHANGES + 1))
-        return next(filter(None, attempts), [])
+        missing = [axis.name for axis in self.axes if axis.own is None]
+        known = [axis.name for axis in self.axes if axis.own is not None]
+        every = [axis.name for axis in self.axes if axis.name != "norm_eps"]
+        for stage in ([missing], [[*missing, name] for name in known], [every]):
+            if right := self._right(combination for free in stage for combination in self._product(free)):
+                return right
+        return []
 
     def alternatives(self, right: Sequence[Combination]) -> dict[str, list[Any]]:
         """The settings that have several values in these combinations, or in others that give all outputs too."""
@@ -142,16 +156,9 @@ class Search:
         """The combination that gives most tokens."""
         return max(self.scores, key=lambda combination: self.scores[combination])
 
-    def _changed(self, changes: int) -> Iterator[Combination]:
-        """The combinations that change this number of settings that are not missing."""
-        known = [axis.name for axis in self.axes if not axis.is_missing]
-        for names in itertools.combinations(known, changes):
-            yield from itertools.product(
-                *(
-                    axis.values if axis.is_missing else axis.values[1:] if axis.name in names else axis.values[:1]
-                    for axis in self.axes
-                )
-            )
+    def _product(self, free: Collection[str]) -> Iterator[Combination]:
+        """The combinations of all values of some settings, with the first value of the others."""
+        return itertools.product(*(axis.values if axis.name in free else axis.values[:1] for axis in self.axes))
 
     def _others(self, combination: Combination) -> Iterator[Combination]:
         """The combinations with another value of one setting."""
@@ -162,7 +169,7 @@ class Search:
 
     def _right(self, combinations: Iterable[Combination]) -> list[Combination]:
         """The combinations that give all outputs."""
-        total = sum(len(row.tokens(self.checkpoint.config.eos_id)) for row in self.examples.rows)
+        total = sum(len(row.tokens(self.config.eos_id)) for row in self.examples.rows)
         right = []
         for combination in combinations:
             if combination not in self.scores:
@@ -172,22 +179,27 @@ class Search:
         return right
 
     def _model(self, combination: Combination) -> Transformer | None:
-        """The model of a combination, until the next call; None if the encoder's own heads do not allow it."""
-        try:
-            config = self.checkpoint.config.replace(**self.settings(combination))
-        except ConfigError:
-            return None
-        change_settings(self._any_model, config)
-        return self._any_model
+        """The model of a combination, until the next call; None if the weights or the encoder's heads do not allow it."""
+        settings = self.settings(combination)
+        model = self._built({name: settings.pop(name) for name in STRUCTURE if name in settings})
+        with suppress(ConfigError):
+            if model is not None:
+                change_settings(model, model.config.replace(**settings))
+                return model
+        return None
 
-    @cached_property
-    def _any_model(self) -> Transformer:
-        model = self.checkpoint.build_model()
-        assert isinstance(model, Transformer)
-        return model
+    def _built(self, structure: Mapping[str, Any]) -> Transformer | None:
+        key = tuple(structure.values())
+        if key not in self._models:
+            self._models[key] = None
+            with suppress(TfexportError):
+                model = self.read(structure).build_model()
+                assert isinstance(model, Transformer)
+                self._models[key] = model
+        return self._models[key]
 
     def _score(self, combination: Combination) -> int:
-        model, eos_id, score = self._model(combination), self.checkpoint.config.eos_id, 0
+        model, eos_id, score = self._model(combination), self.config.eos_id, 0
         if model is None:
             return -1
         # Those with most different tokens first: a wrong setting shows in them soonest.

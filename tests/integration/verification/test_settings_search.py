@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +92,12 @@ def test_missing_settings_come_from_the_outputs(owners: Owners, name: str) -> No
     assert checkpoint.confirmation.about == f"{COUNT} of {COUNT} expected outputs of {name}.tsv"
     assert checkpoint.confirmation.unconfirmed == {"norm_eps": checkpoint.config.norm_eps}
     assert "--heads 3" in notes[0]
-    assert f"does not confirm norm_eps {checkpoint.config.norm_eps} with --config:" in notes[1]
+    assert f"does not confirm --norm-eps {checkpoint.config.norm_eps}:" in notes[1]
 
 
 def test_given_settings_that_are_right_are_confirmed(owners: Owners) -> None:
     notes: list[str] = []
-    checkpoint = read(owners("tutorial"), notes, **GIVEN)
+    checkpoint = read(owners("tutorial"), notes, source_bos=True, **GIVEN)
     assert checkpoint.confirmation.by == "outputs"
     assert notes[0] == f"note: {COUNT} of {COUNT} expected outputs of tutorial.tsv"
 
@@ -106,7 +107,7 @@ def test_given_settings_that_are_right_are_confirmed(owners: Owners) -> None:
     [
         ({"activation": "gelu"}, "--activation relu"),
         ({"heads": 4}, "--heads 3"),
-        ({"norm_first": True, "embedding_scale": 1.0}, "--no-norm-first --embedding-scale sqrt"),
+        ({"norm_first": True, "heads": 4, "embedding_scale": 1.0}, "--no-norm-first --embedding-scale sqrt --heads 3"),
     ],
 )
 def test_a_wrong_flag_is_refused_and_the_right_one_named(owners: Owners, given: dict[str, Any], right: str) -> None:
@@ -143,11 +144,28 @@ def test_few_lines_confirm_only_what_no_other_value_gives(owners: Owners, tmp_pa
     assert "n_heads" in checkpoint.confirmation.unconfirmed
 
 
-def test_activations_that_no_ids_tell_apart_stay_unconfirmed(owners: Owners) -> None:
-    """The one of PyTorch's layers is taken."""
-    checkpoint = read(owners("shared"), positions="sinusoidal", max_length=30)
-    assert checkpoint.given.items() >= {"activation": "gelu", "n_heads": 3}.items()
+def test_the_kinds_of_norms_and_positions_come_from_the_outputs(owners: Owners) -> None:
+    """Also: of two activations that no ids tell apart, the one of PyTorch's layers is taken, and stays unconfirmed."""
+    checkpoint = read(owners("shared"), max_length=30)
+    told = {"positions": "sinusoidal", "norm": "layer", "activation": "gelu", "n_heads": 3}
+    assert checkpoint.given.items() >= told.items()
     assert checkpoint.confirmation.unconfirmed.keys() == {"activation", "norm_eps"}
+
+
+def test_a_wrong_kind_of_positions_is_refused(owners: Owners) -> None:
+    given = {**GIVEN, "activation": "gelu", "positions": "sinusoidal-halves", "norm": "layer"}
+    message = refused(owners("shared"), max_length=30, **given)
+    assert "Give --positions sinusoidal, which does." in message
+
+
+def test_a_table_of_another_name_is_asked_for(owners: Owners, tmp_path: Path) -> None:
+    state = torch.load(owners("tutorial").path)
+    state["where"] = state.pop("positional_encoding.pos_embedding")
+    torch.save(state, path := tmp_path / "odd.pt")
+    message = refused(
+        replace(owners("tutorial"), path=path), expect=owners("tutorial").path.with_suffix(".tsv"), max_length=30
+    )
+    assert "--positions NAME" in message
 
 
 def test_a_module_needs_no_outputs(owners: Owners) -> None:
@@ -157,22 +175,19 @@ def test_a_module_needs_no_outputs(owners: Owners) -> None:
 
 
 def test_bos_and_eos_of_sources_come_from_the_outputs(owners: Owners, tmp_path: Path) -> None:
-    """The program adds eos alone, and writes neither."""
-    program, ids = owners("tutorial"), sources(COUNT, bos=False)
+    """The program adds both, and writes neither."""
+    program, ids = owners("tutorial"), sources(COUNT)
     file = tmp_path / "bare.tsv"
     lines = zip(ids, program.outputs(ids), strict=True)
-    file.write_text("".join(f"{said(source[:-1])}\t{said(output)}\n" for source, output in lines), encoding="utf-8")
+    file.write_text("".join(f"{said(source[1:-1])}\t{said(output)}\n" for source, output in lines), encoding="utf-8")
     notes: list[str] = []
     checkpoint = read(program, notes, expect=file, **GIVEN)
-    assert (checkpoint.config.source_bos, checkpoint.config.source_eos) == (False, True)
-    assert "source_bos false with --config" in notes[0]
+    assert (checkpoint.config.source_bos, checkpoint.config.source_eos) == (True, True)
+    assert notes[0].endswith("tell the settings --source-bos")
 
 
-def test_a_wrong_default_is_replaced(owners: Owners, tmp_path: Path) -> None:
-    """The family reads bos before every source; this file shows that there is none."""
-    program = owners("tutorial")
-    checkpoint = read(program, expect=program.write(tmp_path / "out.tsv", sources(COUNT, bos=False)), **GIVEN)
-    assert (checkpoint.config.source_bos, checkpoint.config.source_eos) == (False, True)
+def test_sources_show_that_a_flag_is_wrong(owners: Owners) -> None:
+    assert refused(owners("tutorial"), source_bos=False, **GIVEN).endswith("Give --source-bos, which does.")
 
 
 def test_other_arithmetic_is_refused(owners: Owners, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,10 +49,12 @@ def read_config(weights):
         "norm_first": True,
         "final_norm": True,
         "activation": "silu",
+        "embedding_scale": 1.0,
         "gated": True,
         "attention_bias": False,
         "feed_forward_bias": False,
         "tie_output": True,
+        "source_bos": False,
         "source_eos": True,
     }
 

@@ -30,8 +30,13 @@ def read_config(weights):
         "max_source_length": max_len,
         "max_target_length": max_len,
         "positions": "sinusoidal",
+        "norm_first": False,
+        "norm": "layer",
+        "norm_eps": 1e-5,
+        "activation": "relu",
         "embedding_scale": d_model**0.5,
         "output_bias": True,
+        "source_bos": False,
         "source_eos": True,
     }
 

@@ -48,8 +48,12 @@ def read_config(weights):
         "norm_first": True,
         "final_norm": True,
         "activation": "gelu",
+        "norm": "layer",
+        "norm_eps": 1e-5,
+        "embedding_scale": 1.0,
         "tie_source_target": True,
         "tie_output": True,
+        "source_bos": False,
         "source_eos": True,
     }
 

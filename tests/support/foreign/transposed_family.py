@@ -43,8 +43,14 @@ def read_config(weights):
         "max_source_length": MAX_LENGTH,
         "max_target_length": MAX_LENGTH,
         "positions": "stored",
+        "norm_first": False,
+        "norm": "layer",
+        "norm_eps": 1e-5,
+        "activation": "relu",
+        "embedding_scale": 1.0,
         "shared_norm": True,
         "output_bias": True,
+        "source_bos": False,
         "source_eos": True,
     }
 

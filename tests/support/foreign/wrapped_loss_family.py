@@ -38,7 +38,12 @@ def read_config(weights):
         "position_offset": 1,
         "embedding_norm": True,
         "activation": "gelu_tanh",
+        "norm_first": False,
+        "norm": "layer",
+        "norm_eps": 1e-5,
+        "embedding_scale": 1.0,
         "output_bias": True,
+        "source_bos": False,
         "source_eos": True,
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,16 +26,8 @@ def convert(
     Args:
         unknown: canonical names whose shapes `config` does not determine; they are not checked.
     """
-    used = {name: tensor for name, tensor in weights.items() if family is None or not family.ignores(name)}
-    odd = [name for name, tensor in used.items() if not _has_plain_numbers(tensor)]
-    unexpected: list[str] = []
-    # Values that are not numbers are reported below, with all other problems. Until then only their shape is used.
-    converted = {
-        name: torch.zeros(()).expand(tensor.shape) if name in odd else tensor.float() for name, tensor in used.items()
-    }
-    if family is not None:
-        converted, unexpected = family.convert(converted)
-        converted = family.adjust(converted)
+    used, odd = _used(family, weights)
+    converted, unexpected = _canonical(family, used, odd)
     for side, most in (("encoder", config.max_source_length), ("decoder", config.max_target_length)):
         name = f"{side}.positions.table"
         if name in converted and converted[name].dim() and config.has_position_table:
@@ -78,6 +71,48 @@ def convert(
         if names
     ]
     return {} if problems else unshared({name: converted[name].contiguous() for name in expected}), problems
+
+
+def _used(family: Family | None, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+    """The weights that are not ignored, and the names of those that are not plain numbers."""
+    used = {name: tensor for name, tensor in weights.items() if family is None or not family.ignores(name)}
+    return used, [name for name, tensor in used.items() if not _has_plain_numbers(tensor)]
+
+
+def _canonical(
+    family: Family | None, used: Mapping[str, Tensor], odd: Collection[str]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """The weights under canonical names, and the names that the family lacks."""
+    # Values that are not numbers are reported with all other problems. Until then only their shape is used.
+    converted = {
+        name: torch.zeros(()).expand(tensor.shape) if name in odd else tensor.float() for name, tensor in used.items()
+    }
+    if family is None:
+        return converted, []
+    converted, unexpected = family.convert(converted)
+    return family.adjust(converted), unexpected
+
+
+def shown_by_names(family: Family, weights: Mapping[str, Tensor], *, is_classifier: bool) -> dict[str, Any]:
+    """The `ModelConfig` fields that follow from the canonical names of a file's weights: biases, ties, norms, the gate."""
+    names = _canonical(family, *_used(family, weights))[0].keys()
+
+    def has(name: str) -> bool:
+        return name in names or family.shared_name(name) in names
+
+    layer, projections = "encoder.layers.0", ("query", "key", "value", "output")
+    sides = [side for side in ("encoder", "decoder") if has(f"{side}.norm.weight")]
+    return {
+        "attention_bias": any(has(f"{layer}.self_attention.{name}.bias") for name in projections),
+        "feed_forward_bias": any(has(f"{layer}.feed_forward.{name}.bias") for name in ("hidden", "output")),
+        "gated": has(f"{layer}.feed_forward.gate.weight"),
+        "embedding_norm": has("encoder.embedding_norm.weight") or has("decoder.embedding_norm.weight"),
+        "final_norm": bool(sides),
+        "final_norm_in": sides[0] if len(sides) == 1 and not is_classifier else "both",
+        "output_bias": has("output_bias"),
+        "tie_source_target": not is_classifier and not has("decoder.tokens.weight"),
+        "tie_output": not is_classifier and not has("output_weight"),
+    }
 
 
 def differently_shaped(one: ModelConfig, other: ModelConfig) -> set[str]:

@@ -15,7 +15,7 @@ from tokenizers import models
 from tfexport.config import ModelConfig
 from tfexport.errors import ConfigError
 from tfexport.models.checkpoints.options import USAGE
-from tfexport.models.families.family import Family
+from tfexport.models.families.family import SOURCE_ENDS, Family
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.formats.state_dicts import Picked
 from tfexport.system.regular_files import read_text
@@ -49,8 +49,35 @@ def complete(
     if fields.get("n_classes"):  # a classifier needs bos and eos only if its input has them
         unused = {name for name in ("bos", "eos") if not fields.get(f"source_{name}")}
         fields = {**{f"{name}_id": -1 for name in unused}, **fields}
-    needed = (*ALWAYS, *(family.asked if family else ()))
-    return fields, {name: USAGE.get(name, f"{name} with --config") for name in needed if name not in fields}
+    needed = [name for name in (*ALWAYS, *(family.asked if family else ())) if name not in fields]
+    if tokenizers.source is None:  # lines of ids are complete by themselves
+        needed = [name for name in needed if name not in SOURCE_ENDS]
+    elif any(tokenizers.source.template):
+        fields |= {name: False for name in needed if name in SOURCE_ENDS}
+        needed = [name for name in needed if name not in SOURCE_ENDS]
+    return fields, {name: USAGE.get(name, f"{name} with --config") for name in needed}
+
+
+def with_template(
+    family: Family | None, said: Collection[str], tokenizers: Tokenizers
+) -> tuple[Tokenizers, tuple[str, ...]]:
+    """The tokenizers, the source's with the ids of its own template, and notes about a template that is not used.
+
+    The template of a tokenizer.json decides where neither the user nor the family does.
+
+    Args:
+        said: fields that the user or the family gives.
+    """
+    source = tokenizers.source
+    if source is None or not any(source.template):
+        return tokenizers, ()
+    left_open = [name for name in SOURCE_ENDS if family is not None and name in family.asked and name not in said]
+    before, after = (ids if name in left_open else () for name, ids in zip(SOURCE_ENDS, source.template, strict=True))
+    unused = " and ".join(
+        name for name, ids in zip(SOURCE_ENDS, source.template, strict=True) if ids and name not in left_open
+    )
+    notes = (f"the source vocabulary's own template is not used where {unused} decides",) if unused else ()
+    return Tokenizers(source.framed(before, after, source.prefix), tokenizers.target), notes
 
 
 def picked_of(hints: Mapping[str, Any]) -> tuple[Picked, dict[str, Any]]:
@@ -67,21 +94,42 @@ def picked_of(hints: Mapping[str, Any]) -> tuple[Picked, dict[str, Any]]:
     return Picked(key, tuple(patterns)), {name: value for name, value in hints.items() if name not in PICKS}
 
 
-def asking(path: Path, missing: Mapping[str, str], family: Family | None) -> str:
-    """The message that asks for missing fields, with the values that the family's own code uses."""
+def asking(path: Path, missing: Mapping[str, str], family: Family | None, unsaid: Sequence[str] = ()) -> str:
+    """The message that asks for missing fields, with the values that the family's own code uses.
+
+    Args:
+        unsaid: those of the missing fields that a user's own family file should say.
+    """
     usual = {} if family is None else family.usual
     known = ", ".join(as_flag(name, usual[name]) for name in missing if name in usual)
     flags = " ".join(dict.fromkeys(missing.values()))
+    own = ", ".join(f'"{name}": {_WRITTEN[name]}' for name in unsaid)
     return (
         f"{path} does not contain {', '.join(missing)}. Give {flags}, or the same fields in a JSON "
         f"file with --config{f' (the original code of this family uses {known})' if known else ''}."
+        f"{f' Or let `read_config` of the family file return what your code does: {own}.' if own else ''}"
     )
 
 
+_FLAG_VALUE = "True (or False)"
+_WRITTEN = {
+    "norm_first": _FLAG_VALUE,
+    "activation": '"relu" (or "gelu", "gelu_tanh", "silu")',
+    "positions": '"learned" (or "stored", "sinusoidal", "relative", "none")',
+    "norm": '"layer" (or "rms")',
+    "norm_eps": "1e-5",
+    "embedding_scale": "1.0 (or d_model**0.5)",
+    **dict.fromkeys(SOURCE_ENDS, _FLAG_VALUE),
+}
+"""What a family file writes for the arithmetic that no weight shows."""
+ARITHMETIC = tuple(name for name in _WRITTEN if name not in SOURCE_ENDS)
+"""Fields that neither a file nor the canonical names of its weights show, beside heads, special ids and `SOURCE_ENDS`."""
+
+
 def as_flag(name: str, value: object) -> str:
-    """A field and its value as the user gives them: with its flag, or in a configuration."""
+    """A field and its value as a flag."""
     if name not in USAGE:
-        return f"{name} {json.dumps(value)} with --config"
+        return f"{name} {value}"
     flag = USAGE[name].split()[0]
     if isinstance(value, bool):
         return flag if value else flag.replace("--", "--no-", 1)

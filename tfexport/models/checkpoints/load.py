@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from tfexport.bundle.reader import file_sha256
 from tfexport.config import ModelConfig
 from tfexport.errors import CheckpointError, ConfigError
 from tfexport.models.checkpoints.confirmation import Confirmation
-from tfexport.models.checkpoints.convert import convert, differently_shaped, tie
+from tfexport.models.checkpoints.convert import convert, differently_shaped, shown_by_names, tie
 from tfexport.models.checkpoints.hints import (
     ALWAYS,
+    ARITHMETIC,
     asking,
     check_lengths,
     check_told,
@@ -28,13 +29,16 @@ from tfexport.models.checkpoints.hints import (
     read_hints,
     size_problems,
     unsplit,
+    with_template,
 )
 from tfexport.models.checkpoints.recognise import FAMILIES, NATIVE, Chosen, family_of, refuse_leading_zeros
-from tfexport.models.families.family import Family
+from tfexport.models.families.family import SOURCE_ENDS, Family
+from tfexport.models.families.torch_parts import refuse_positions
 from tfexport.models.formats import native
 from tfexport.models.formats.files import read_file
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.model import Model, build_model
+from tfexport.models.positions import COMPUTED
 from tfexport.models.toolkits import ctranslate2, fairseq, hugging_face, joeynmt, marian, opennmt
 from tfexport.models.toolkits.toolkit import TextOptions, Toolkit
 
@@ -58,8 +62,12 @@ TOOLKITS = (
 )
 """Toolkits whose checkpoints describe themselves, in the order in which they are tried."""
 
-STAND_INS: Mapping[str, Any] = {"n_heads": 1, "embedding_scale": 1.0, "activation": "relu", "norm_first": False}
-"""Any values for fields of the arithmetic that a file cannot contain."""
+STAND_INS: Mapping[str, Any] = {
+    **{"n_heads": 1, "embedding_scale": 1.0, "activation": "relu", "norm_first": False},
+    **{"norm": "layer", "norm_eps": 1e-5},
+    **dict.fromkeys(SOURCE_ENDS, False),
+}
+"""Any values for fields that a file cannot contain and on which no shape depends."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +211,8 @@ class Reading:
     """Names of tensors that belong to no layer, according to the user."""
     generation: Mapping[str, Any] | None = None
     """Default search options of the model's library, from `generation_config.json`."""
+    unsaid: tuple[str, ...] = ()
+    """Fields that the user's own family file should say and does not."""
 
     def telling(self, given: Tokenizers | None) -> Tokenizers:
         """The tokenizers that define the model's special tokens."""
@@ -224,7 +234,8 @@ class Reading:
         check_lengths(self.path, self.fields, self.hints)
         fields, missing = complete(self.family, self.fields, self.hints, self.telling(given))
         if missing := self.unclear | missing:
-            raise ConfigError(asking(self.path, missing, self.family))
+            unsaid = [name for name in self.unsaid if name in missing]
+            raise ConfigError(asking(self.path, missing, self.family, unsaid))
         config = ModelConfig.from_dict(fields, where=str(self.path))
         weights, problems = convert(self.family, self.weights, config)
         if problems:
@@ -233,7 +244,10 @@ class Reading:
                 "--config and that the file was saved completely."
             )
         tokenizers = self.tokenizers.replaced_by(given)
-        odd = (*size_problems(tokenizers, config), *self._id_problems(tokenizers, given, config))
+        unused: tuple[str, ...] = ()
+        if not self.describes_text and self.family is not None:
+            tokenizers, unused = with_template(self.family, {*self.fields, *self.hints}, tokenizers)
+        odd = (*size_problems(tokenizers, config), *self._id_problems(tokenizers, given, config), *unused)
         config, weights = tie(config, weights)
         return Checkpoint(
             path=self.path,
@@ -245,7 +259,10 @@ class Reading:
             given={name: fields[name] for name in (*ALWAYS, "unk_id")} | self.given,
             family_notes=self.notes(given),
             odd=odd,
-            assumed=tuple(name for name in self.hints if name not in self.fields),
+            assumed=(
+                *(name for name in self.hints if name not in self.fields),
+                *(("positions",) if self.given.get("positions") in (*COMPUTED, "none") else ()),
+            ),
             overridden={
                 name: own
                 for name, own in self.fields.items()
@@ -261,7 +278,7 @@ class Reading:
         problems: list[str] = []
         if not self.unclear:
             # Few shapes depend on a field that a file cannot contain, so any value is good enough to check the others.
-            stand_ins = {**STAND_INS, "max_source_length": 1, "max_target_length": 1}
+            stand_ins = {**STAND_INS, "max_source_length": 1, "max_target_length": 1, "positions": "sinusoidal"}
             stood_in = {name: stand_ins.get(name, 0) for name in missing}
             if "n_heads" in missing:  # the encoder's heads need not divide those that stand in
                 stood_in["n_encoder_heads"] = 0
@@ -335,7 +352,7 @@ def _read_state_dict(path: Path, hints: Mapping[str, Any], chosen: Chosen) -> Re
     found = family_of(path, raw.weights, chosen)
     refuse_leading_zeros(path, raw.weights, found)
     said, parts = parted(found, about)
-    fitted, unclear = found.fit(raw.weights, parts)
+    fitted, unclear = found.fit(raw.weights, {**said, **parts})
     try:
         fields = fitted.read_config(raw.weights)
     except (KeyError, ValueError, IndexError) as error:
@@ -343,11 +360,38 @@ def _read_state_dict(path: Path, hints: Mapping[str, Any], chosen: Chosen) -> Re
             f"a weight of {path} from which the sizes are read is missing or misshapen: {error}. Check that the file is "
             "complete."
         ) from error
+    unsaid: tuple[str, ...] = ()
+    if fitted.is_own:
+        fitted, said = _with_computed_positions(fitted, said)
+        fields, unsaid = _own_fields(fitted, raw.weights, fields, said)
+        fitted = replace(fitted, asked=tuple(dict.fromkeys((*fitted.asked, *unsaid))))
     if isinstance(offset := said.get("position_offset"), int) and "position_offset" not in fields:
         for name in fields.keys() & {"max_source_length", "max_target_length"}:
             fields[name] -= offset  # the file gives the rows of its tables
     nothing = Tokenizers(None, None)
-    return Reading(path, raw.weights, fitted, fields, said, unclear, nothing, given, ignored=raw.ignored)
+    return Reading(path, raw.weights, fitted, fields, said, unclear, nothing, given, ignored=raw.ignored, unsaid=unsaid)
+
+
+def _with_computed_positions(family: Family, said: Mapping[str, Any]) -> tuple[Family, dict[str, Any]]:
+    """The family and the user's hints, with positions of a kind that only `--positions` names as a stored table."""
+    kind = said.get("positions")
+    refuse_positions(kind, ("rotary", "rope", "alibi"))
+    if not isinstance(kind, str) or kind == "sinusoidal" or kind not in COMPUTED:
+        return family, dict(said)
+    return replace(family, computed_positions=COMPUTED[kind]), {**said, "positions": "stored"}
+
+
+def _own_fields(
+    family: Family, weights: Mapping[str, Tensor], fields: Mapping[str, Any], said: Mapping[str, Any]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The fields of a user's own family, completed by those that its names show, and the fields that nobody says.
+
+    No arithmetic is left to the defaults of `ModelConfig`.
+    """
+    known = {**fields, **said}
+    is_classifier = bool(known.get("n_classes")) or known.get("n_decoder_layers") == 0
+    shown = shown_by_names(family, weights, is_classifier=is_classifier)
+    return {**shown, **fields}, tuple(name for name in (*ARITHMETIC, *SOURCE_ENDS) if name not in known)
 
 
 def _name(chosen: Chosen) -> str:

@@ -59,6 +59,12 @@ class LayoutOptions(Options):
     """Options for properties that do not follow from the shapes of the weights."""
 
     heads: int | None = option(None, minimum=1, gives=("n_heads",), help="Number of attention heads.")
+    encoder_heads: int | None = option(
+        None,
+        minimum=1,
+        gives=("n_encoder_heads",),
+        help="Number of attention heads of the encoder, if it differs from --heads.",
+    )
     norm_first: bool | None = option(
         None,
         flag="--norm-first/--no-norm-first",
@@ -72,6 +78,21 @@ class LayoutOptions(Options):
         gives=("activation",),
         usage="--activation relu (or gelu)",
         help="Activation of the feed-forward layers.",
+        panel=_LAYOUT,
+    )
+    norm: Literal["layer", "rms"] | None = option(
+        None,
+        gives=("norm",),
+        usage="--norm layer (or rms)",
+        help="Kind of norms: LayerNorm, or RMSNorm.",
+        panel=_LAYOUT,
+    )
+    norm_eps: float | None = option(
+        None,
+        above=0,
+        gives=("norm_eps",),
+        usage="--norm-eps N (such as 1e-05)",
+        help="The number that norms add before the square root.",
         panel=_LAYOUT,
     )
     embedding_scale: float | str | None = option(
@@ -99,8 +120,11 @@ class LayoutOptions(Options):
     positions: str | None = option(
         None,
         gives=("positions",),
-        metavar="NAME|sinusoidal|none",
-        help="The position table's name in your model, or two, as in SRC,TGT; sinusoidal if it computes positions; none.",
+        metavar="NAME|KIND",
+        usage="--positions sinusoidal (or sinusoidal-halves, sinusoidal-t2t, none)",
+        help="The position table's name in your model, or two, as in SRC,TGT; or the kind of table that its code computes: "
+        "sinusoidal (sin and cos in turns), sinusoidal-halves (all sin, then all cos), sinusoidal-t2t (the same with "
+        "d/2 - 1 frequencies below 1), none.",
         panel=_LAYOUT,
     )
 
@@ -185,6 +209,22 @@ class IdOptions(Options):
     )
     eos: int | None = option(
         None, minimum=0, gives=("eos_id",), help="Id of the token that ends a sequence.", panel=_IDS
+    )
+    source_bos: bool | None = option(
+        None,
+        flag="--source-bos/--no-source-bos",
+        gives=("source_bos",),
+        usage="--source-bos (or --no-source-bos)",
+        help="Whether source text begins with bos.",
+        panel=_IDS,
+    )
+    source_eos: bool | None = option(
+        None,
+        flag="--source-eos/--no-source-eos",
+        gives=("source_eos",),
+        usage="--source-eos (or --no-source-eos)",
+        help="Whether source text ends with eos.",
+        panel=_IDS,
     )
     max_length: int | None = option(
         None,

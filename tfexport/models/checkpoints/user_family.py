@@ -2,6 +2,7 @@
 
     FAMILY = Family(name="my-model", about="...", renames={...}, signature=(...), read_config=...)
 
+`read_config` says all arithmetic that the canonical names do not show, such as `norm_first`; tfexport asks for the rest.
 `FAMILIES` may hold several families, which are tried in order. A function `reference(weights, config)` returns the module
 that the weights were trained in, for `tfexport probe` (see `Family.reference`). examples/my_family.py is a complete file.
 """
@@ -81,6 +82,7 @@ def _checked(path: Path, family: Family, reference: Callable[..., nn.Module] | N
             "and such as {3i+1} in flat lists of layers."
         ) from error
     changes: dict[str, Any] = {
+        "is_own": True,
         "read_config": _giving(path, "read_config", _telling(path, family.read_config), _wrong_fields),
         "adjust": _giving(path, "adjust", _not_in_place(path, _telling(path, family.adjust)), _wrong_weights),
     }

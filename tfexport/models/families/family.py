@@ -19,6 +19,9 @@ from tfexport.config import ModelConfig
 from tfexport.errors import CheckpointError
 from tfexport.models.families.names import NameTemplate, has_leading_zero
 
+SOURCE_ENDS = ("source_bos", "source_eos")
+"""Fields that only sources of text need. If a family asks for them, a tokenizer with a template of its own answers."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
@@ -62,6 +65,9 @@ class Family:
     """Function that loads the weights, under their foreign names, into the module that they were trained in, for `tfexport
     probe`. The module maps `src_ids` [batch, src] and `tgt_ids` [batch, tgt], int64, padded with `pad_id`, to logits
     [batch, tgt, vocab]."""
+    is_own: bool = False
+    """Whether the family is of a user's family file. It may leave no arithmetic to the defaults of `ModelConfig`; set by
+    `read_family_file`."""
     reference_as_told: bool = False
     """Whether `reference` uses the user's hints about the file, so that it cannot detect wrong hints."""
 
@@ -90,7 +96,7 @@ class Family:
     def fit(self, weights: Mapping[str, Tensor], told: Mapping[str, Any]) -> tuple[Family, dict[str, str]]:
         """The family fitted to weights with the user's own names, and the missing hints, each with its flag.
 
-        `told` has the user's hints for `told_by_user`.
+        `told` has all hints of the user.
         """
         return self, {}
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tfexport.errors import ConfigError
+from tfexport.models.positions import COMPUTED
 
 _SOURCE = {"src", "source", "enc", "encoder", "input", "in"}
 _TARGET = {"tgt", "trg", "target", "dec", "decoder", "output", "out"}
@@ -40,9 +41,9 @@ _POSITIONS = re.compile("pos(n|enc.*|emb.*|it.*)?|pe|wpe")
 _STORED_POSITIONS = {"encoding", "encodings", "time", "timing", "sin", "sinusoid", "sinusoids", "table"}
 """Further words in names of position tables with an axis of 1. That axis is for the addition; matrices have none."""
 
-WITHOUT_TABLE = ("sinusoidal", "none")
-"""Kinds of positions for which a file has no table."""
+NONE = "none"
 _KINDS = ("learned", "stored")
+_NOT_COMPUTED = ("rotary", "rope", "alibi", "relative")
 
 FLAGS = {
     "src_embedding": "--src-embedding",
@@ -68,6 +69,8 @@ class Parts:
     """Position tables of the source and of the target; empty if they are computed, or if there are none."""
     kind: str = "stored"
     """Kind of positions, a value of `ModelConfig.positions`."""
+    computed: str = ""
+    """Kind of table that the user's code computes, a key of `positions.COMPUTED`; empty for a table in the file."""
     unclear: dict[str, str] = field(default_factory=dict)
     """Missing hints, each with its flag."""
 
@@ -77,14 +80,15 @@ def find_parts(weights: Mapping[str, Tensor], d_model: int, told: Mapping[str, A
 
     Args:
         told: names that the user gives for `src_embedding`, `tgt_embedding` and `output_layer`; for `positions` one name,
-            two names separated by a comma, `sinusoidal` or `none`.
+            two names separated by a comma, or a kind. Other hints are ignored.
 
     Raises:
-        ConfigError: a named weight is missing, or no weight can be an embedding.
+        ConfigError: a named weight is missing, no weight can be an embedding, or tfexport computes no such positions.
     """
-    given = {role: _given(role, name, weights) for role, name in told.items() if role != "positions"}
+    given = {role: _given(role, told[role], weights) for role in _ROLES if role in told}
     said = str(told.get("positions", ""))
-    named = () if said in ("", *WITHOUT_TABLE, *_KINDS) else _named_positions(said, weights)
+    refuse_positions(said, (*_NOT_COMPUTED, *(f"{kind}s" for kind in _NOT_COMPUTED)))
+    named = () if said in ("", *COMPUTED, NONE, *_KINDS) else _named_positions(said, weights)
     for role, name in given.items():
         if name in named:
             raise ConfigError(f"{name} is given for --positions and for {FLAGS[role]}. Give it for one of them.")
@@ -112,7 +116,18 @@ def find_parts(weights: Mapping[str, Tensor], d_model: int, told: Mapping[str, A
     for role, flag in found.unclear.items():
         shown = tables or vectors if role == "positions" else matrices
         found.unclear[role] = flag + _candidates(shown, weights)
+        if role == "positions":
+            found.unclear[role] += " (tfexport does not compute rotary positions and ALiBi)"
     return found
+
+
+def refuse_positions(said: object, kinds: Collection[str]) -> None:
+    """Raise ConfigError if the user says positions of one of these `kinds`, which no option describes."""
+    if isinstance(said, str) and said.lower() in kinds:
+        raise ConfigError(
+            f"no option describes {said} positions. Export with --module my_code.py:build, which reads your code and names "
+            "what tfexport does not compute."
+        )
 
 
 def _find_matrices(found: Parts, matrices: list[str], weights: Mapping[str, Tensor], given: Mapping[str, str]) -> None:
@@ -131,6 +146,9 @@ def _find_matrices(found: Parts, matrices: list[str], weights: Mapping[str, Tens
     if not unclear:
         ((found.source, found.target, found.output),) = ways
     found.unclear.update({role: f"{FLAGS[role]} NAME" for role in free if role in unclear})
+    outputs = {output for source, target, output in ways if source != target == output}
+    if "tgt_embedding" in found.unclear and outputs:
+        found.unclear["tgt_embedding"] += f" ({' or '.join(sorted(outputs))} if it is tied to the output layer)"
 
 
 def _ways(matrices: list[str], weights: Mapping[str, Tensor], given: Mapping[str, str]) -> list[Roles]:
@@ -165,7 +183,8 @@ def _is_contradicted(way: Roles, weights: Mapping[str, Tensor], given: Mapping[s
     if source in layers and "src_embedding" not in given:
         return True
     # Embeddings may be called `input` and `output`.
-    may_embed = (
+    # A matrix that is both the output layer and the target's embedding may have lost the name of the embedding.
+    may_embed = target == output or (
         _bias_of(target) not in weights
         and _words(target) & _OUTPUT <= _TARGET
         and bool(_words(source) & _SOURCE)
@@ -179,7 +198,9 @@ def _is_contradicted(way: Roles, weights: Mapping[str, Tensor], given: Mapping[s
 
 def _is_supported(way: Roles, weights: Mapping[str, Tensor], given: Mapping[str, str]) -> bool:
     """Whether two embeddings are known to be those of source and target; any third matrix could have such a name."""
-    source, target, _ = way
+    source, target, output = way
+    if source != target == output and (_is_output(output) or _bias_of(output) in weights):
+        return True  # there is no other embedding than the source's
     if given.keys() & {"src_embedding", "tgt_embedding"} or _are_equal(weights[source], weights[target]):
         return True
     own = _words(source) - _words(target)
@@ -211,8 +232,10 @@ def _named_positions(said: str, weights: Mapping[str, Tensor]) -> tuple[str, ...
 
 
 def _find_positions(found: Parts, tables: list[str], named: tuple[str, ...], said: str) -> None:
-    if said in WITHOUT_TABLE:
-        found.kind = said
+    if said in COMPUTED:
+        found.kind, found.computed = "sinusoidal" if said == "sinusoidal" else "stored", said
+    elif said == NONE:
+        found.kind = NONE
     elif named:
         found.positions = named
     elif len(tables) == 1 and not _is_of_one_side(tables[0]):
@@ -220,7 +243,8 @@ def _find_positions(found: Parts, tables: list[str], named: tuple[str, ...], sai
     elif sides := _sides(tables):
         found.positions = sides
     else:
-        found.unclear["positions"] = "--positions NAME" + (",NAME" if len(tables) > 1 else " (or sinusoidal, none)")
+        kinds = f" (or {', '.join((*COMPUTED, NONE))})"
+        found.unclear["positions"] = "--positions NAME" + (",NAME" if len(tables) > 1 else kinds)
     if said in _KINDS:
         found.kind = said
 

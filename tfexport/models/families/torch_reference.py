@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tfexport.config import Activation, ModelConfig
-from tfexport.models.families.torch_parts import Parts
-from tfexport.models.positions import sinusoids
+from tfexport.models.families.torch_parts import NONE, Parts
+from tfexport.models.positions import COMPUTED
 
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -39,14 +39,24 @@ class TorchReference(nn.Module):
         _place(self, stacks[0][:-1], encoder)
         _place(self, stacks[1][:-1], decoder)
         for path in self.norm_paths.values():
-            _place(self, path, nn.LayerNorm(config.d_model, config.norm_eps, bias=config.attention_bias))
+            _place(self, path, self._norm(f"{path}.bias" in weights))
+        for prefix, layers in ((stacks[0], encoder), (stacks[1], decoder)):
+            for number, layer in enumerate(layers):
+                for name in [name for name, part in layer.named_children() if isinstance(part, nn.LayerNorm)]:
+                    setattr(layer, name, self._norm(f"{prefix}{number}.{name}.bias" in weights))
         bias = f"{parts.output.removesuffix('weight')}bias"
         for name in {parts.source, parts.target, parts.output, *parts.positions, *({bias} & weights.keys())}:
             _place(self, name, nn.Parameter(torch.empty_like(weights[name], dtype=torch.float32)))
         self.bias = bias if bias in weights else None
         longest = max(config.max_source_length, config.max_target_length) + config.position_offset
-        self.sinusoids = sinusoids(longest, config.d_model) if parts.kind == "sinusoidal" else None
+        self.sinusoids = COMPUTED[parts.computed](longest, config.d_model) if parts.computed else None
         self.load_state_dict(dict(weights), strict=False)
+
+    def _norm(self, has_bias: bool) -> nn.Module:
+        config = self.config
+        if config.norm == "rms":
+            return nn.RMSNorm(config.d_model, config.norm_eps)
+        return nn.LayerNorm(config.d_model, config.norm_eps, bias=has_bias)
 
     def _layers(self) -> tuple[list[nn.Module], list[nn.Module]]:
         config = self.config
@@ -86,7 +96,7 @@ class TorchReference(nn.Module):
     def _embedded(self, ids: Tensor, name: str, side: int) -> Tensor:
         config, table = self.config, self.get_parameter(name)
         states = F.embedding(ids, table) * config.embedding_scale
-        if self.parts.kind == "none":
+        if self.parts.kind == NONE:
             return states
         positions = self.sinusoids
         if positions is None:

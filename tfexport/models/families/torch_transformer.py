@@ -1,14 +1,15 @@
 """Family `torch`: layers of `torch.nn.Transformer`, or of its encoder and decoder, in the user's own class.
 
 Weights outside the layers have the user's names: `models/families/torch_parts.py` finds embeddings, output and positions,
-or asks. A file does not contain the number of heads, pre- or post-norm, the activation or the scale of the embeddings.
+or asks. A file does not contain the number of heads, pre- or post-norm, the activation or the scale of the embeddings. Norms
+without biases may be LayerNorm or RMSNorm.
 `batch_first` has no effect on the weights.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from tfexport.config import ModelConfig
-from tfexport.errors import CheckpointError
-from tfexport.models.families.family import Family, count_indices
-from tfexport.models.families.torch_parts import WITHOUT_TABLE, Parts, find_parts
+from tfexport.errors import CheckpointError, ConfigError
+from tfexport.models.families.family import SOURCE_ENDS, Family, count_indices
+from tfexport.models.families.names import NameTemplate
+from tfexport.models.families.torch_parts import NONE, Parts, find_parts
 from tfexport.models.families.torch_reference import TorchReference
+from tfexport.models.positions import COMPUTED
 
 _SELF = re.compile(r"(.*?)\d+\.self_attn\.out_proj\.weight")
 _CROSS = re.compile(r"(.*?)\d+\.multihead_attn\.out_proj\.weight")
@@ -48,13 +51,19 @@ class TorchTransformer(Family):
         d_model = _d_model(weights, encoder)
         parts = find_parts({name: t for name, t in beside.items() if not _is_mask(name)}, d_model, told)
         masks = [name for name in beside if _is_mask(name)]
+        bare, biased = _norm_weights(weights, encoder, decoder, norms)
+        if told.get("norm") == "rms" and biased:
+            raise ConfigError(_not_rms(biased, bare))
 
         def read_config(weights: Mapping[str, Tensor]) -> dict[str, Any]:
-            fields = _layer_fields(weights, encoder, decoder) | _norm_fields(norms)
+            fields = (
+                _layer_fields(weights, encoder, decoder) | _norm_fields(norms) | ({} if bare else {"norm": "layer"})
+            )
             return fields if parts.unclear else fields | _part_fields(weights, parts)
 
         def adjust(canonical: dict[str, Tensor]) -> dict[str, Tensor]:
-            return _adjusted(canonical, has_bias=f"{encoder}0.norm1.bias" in weights)
+            without = () if told.get("norm") == "rms" else (to for name in bare for to in fitted.canonical_names(name))
+            return _adjusted(canonical, without)
 
         def reference(weights: Mapping[str, Tensor], config: ModelConfig) -> nn.Module:
             return TorchReference(weights, config, (encoder, decoder), norms, parts)
@@ -76,9 +85,15 @@ class TorchTransformer(Family):
             read_config=read_config,
             ignored=tuple(masks),
             adjust=adjust,
-            notes=() if parts.unclear else tuple(_notes(parts, masks)),
+            notes=() if parts.unclear else tuple(_notes(parts, masks, told)),
             usual=_USUAL if weights.keys() >= _TUTORIAL else {},
-            asked=(*self.asked, *(("max_source_length", "max_target_length") if parts.kind in WITHOUT_TABLE else ())),
+            asked=(
+                *self.asked,
+                *(("max_source_length", "max_target_length") if parts.computed or parts.kind == NONE else ()),
+                *(("norm",) if bare else ()),
+                *(("norm_eps",) if told.get("norm") == "rms" else ()),
+            ),
+            computed_positions=COMPUTED.get(parts.computed),
             told_by_user=self.told_by_user,
             reference=reference if is_plain else None,
             reference_as_told=True,
@@ -133,6 +148,35 @@ def _norm_fields(norms: Mapping[str, str]) -> dict[str, Any]:
     return {"final_norm": bool(sides), "final_norm_in": sides.pop() if len(sides) == 1 else "both"}
 
 
+def _norm_weights(
+    weights: Mapping[str, Tensor], encoder: str, decoder: str, final: Mapping[str, str]
+) -> tuple[list[str], list[str]]:
+    """The weights of the norms that have no bias, and of those that have one.
+
+    If the same norm of another layer has a bias, a missing one is a fault of the file. It is reported later.
+    """
+    kinds = [NameTemplate(f"{side}{{i}}.norm{k}.weight") for side in (encoder, decoder) for k in (1, 2, 3)]
+    groups = [[name for name in weights if kind.match(name)] for kind in kinds]
+    groups += [[name] for name in final if name.endswith(".weight")]
+    bare: list[str] = []
+    biased: list[str] = []
+    for names in groups:
+        has_bias = any(f"{name.removesuffix('weight')}bias" in weights for name in names)
+        (biased if has_bias else bare).extend(names)
+    return bare, biased
+
+
+def _not_rms(biased: list[str], bare: list[str]) -> str:
+    layer = biased[0].removesuffix(".weight")
+    reason = f"--norm is rms, and {layer} has a bias, as LayerNorm has and RMSNorm has not"
+    if not bare:
+        return f"{reason}. Leave out --norm."
+    return (
+        f"{reason}, unlike {bare[0].removesuffix('.weight')}: a model with LayerNorm and RMSNorm is not computed. "
+        "Give --norm layer if the norms without a bias are LayerNorm too."
+    )
+
+
 def _d_model(weights: Mapping[str, Tensor], encoder: str) -> int:
     hidden = weights.get(f"{encoder}0.linear1.weight")
     if hidden is None or hidden.dim() != 2:
@@ -152,8 +196,6 @@ def _layer_fields(weights: Mapping[str, Tensor], encoder: str, decoder: str) -> 
         "n_decoder_layers": count_indices(weights, f"{decoder}{{i}}.self_attn.out_proj.weight"),
         "attention_bias": f"{encoder}0.self_attn.out_proj.bias" in weights,
         "feed_forward_bias": f"{encoder}0.linear1.bias" in weights,
-        "source_bos": True,
-        "source_eos": True,
     }
 
 
@@ -187,15 +229,15 @@ def _part_names(parts: Parts) -> dict[str, str | tuple[str, ...]]:
     return names
 
 
-def _adjusted(weights: dict[str, Tensor], *, has_bias: bool) -> dict[str, Tensor]:
+def _adjusted(weights: dict[str, Tensor], without_bias: Iterable[str]) -> dict[str, Tensor]:
     for side in ("encoder", "decoder"):
         table = weights.get(f"{side}.positions.table")
         if table is not None and table.dim() == 3:
             weights[f"{side}.positions.table"] = table.reshape(-1, table.shape[-1])
     if "encoder.positions.table" in weights:  # a single table serves both sides
         weights.setdefault("decoder.positions.table", weights["encoder.positions.table"])
-    if not has_bias:  # `nn.Transformer(bias=False)`, whose norms have no bias either
-        for name in [name for name in weights if ".norm" in name and name.endswith(".weight")]:
+    for name in without_bias:  # a LayerNorm without a bias, as in `nn.Transformer(bias=False)`
+        if name in weights:
             weights.setdefault(f"{name.removesuffix('weight')}bias", torch.zeros_like(weights[name]))
     return weights
 
@@ -204,13 +246,17 @@ def _is_mask(name: str) -> bool:
     return name.endswith("mask")
 
 
-def _notes(parts: Parts, masks: list[str]) -> list[str]:
-    positions = ", ".join(dict.fromkeys(parts.positions)) or ("none" if parts.kind == "none" else "sinusoids")
+def _notes(parts: Parts, masks: list[str], told: Mapping[str, Any]) -> list[str]:
+    positions = ", ".join(dict.fromkeys(parts.positions)) or (
+        f"computed, {parts.computed}" if parts.computed else "none"
+    )
     embeddings = parts.source if parts.source == parts.target else f"{parts.source} (source), {parts.target} (target)"
     notes = [
         f"embeddings: {embeddings}; output layer: {parts.output}; positions: {positions}",
-        "not in the file: norm_eps, source_bos and source_eos, which are 1e-05, true and true unless --config says "
-        "otherwise",
+        *(
+            ["not in the file: norm_eps, which is PyTorch's 1e-05 unless --norm-eps says otherwise"]
+            * ("norm_eps" not in told)
+        ),
     ]
     return notes + [f"left out: {', '.join(masks)}: masks come from lengths"] * bool(masks)
 
@@ -221,6 +267,6 @@ FAMILY = TorchTransformer(
     renames={},
     signature=(),
     read_config=lambda weights: {},
-    asked=("norm_first", "activation", "embedding_scale"),
+    asked=("norm_first", "activation", "embedding_scale", *SOURCE_ENDS),
     told_by_user=("src_embedding", "tgt_embedding", "output_layer", "positions"),
 )

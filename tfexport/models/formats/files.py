@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tfexport.errors import CheckpointError
 from tfexport.models.formats.pickled_options import read_inert
+from tfexport.models.formats.reparametrised import require_floats, whole_weights
 from tfexport.models.formats.state_dicts import Picked, find_state_dict, tensors_of, what_is, without_prefix
 from tfexport.system.atomic_files import move
 from tfexport.system.regular_files import open_regular
@@ -54,6 +55,7 @@ def read_file(path: Path, *, unwrap: bool = True, picked: Picked = EVERYTHING) -
             with safe_open(path, framework="pt") as tensors:
                 content = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 (not a dict)
                 metadata = tensors.metadata() or {}
+            content = _with_dropped(content, metadata)
         elif head.startswith((b"PK", b"\x80")):
             content, metadata = read_inert(path), {}
         else:
@@ -71,9 +73,20 @@ def read_file(path: Path, *, unwrap: bool = True, picked: Picked = EVERYTHING) -
     if not unwrap:
         return RawCheckpoint(_copied(_bare(path, content)), metadata)
     entries, ignored = picked.without_ignored(find_state_dict(path, content, picked.key))
-    weights, also_ignored = picked.without_ignored(without_prefix(tensors_of(path, entries)))
+    require_floats(path, entries)
+    weights = whole_weights(path, _copied(tensors_of(path, entries)))
+    weights, also_ignored = picked.without_ignored(without_prefix(weights))
     picked.require_used(path, (*ignored, *also_ignored))
-    return RawCheckpoint(_copied(weights), metadata, (*ignored, *also_ignored))
+    return RawCheckpoint(weights, metadata, (*ignored, *also_ignored))
+
+
+def _with_dropped(content: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Tensor]:
+    """The tensors under all names, also those that `safetensors.torch.save_model` dropped.
+
+    It stores a shared tensor under one name, and maps the others to it in the metadata. Other metadata name no tensors.
+    """
+    dropped = {name: kept for name, kept in metadata.items() if kept in content and name not in content}
+    return {**content, **{name: content[kept] for name, kept in dropped.items()}}
 
 
 def _bare(path: Path, content: Any) -> dict[str, Tensor]:

@@ -28,6 +28,9 @@ _DTYPES = {
     "IntStorage": torch.int32,
     "LongStorage": torch.int64,
     "ShortStorage": torch.int16,
+    "QInt8Storage": torch.int8,  # of quantized tensors, which become records
+    "QUInt8Storage": torch.uint8,
+    "QInt32Storage": torch.int32,
     "UntypedStorage": torch.uint8,
 }
 _NEWER = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "uint16", "uint32", "uint64")

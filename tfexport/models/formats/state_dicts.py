@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor
 
@@ -18,6 +18,8 @@ WRAPPERS = ("model_state_dict", "state_dict", "model_state", "model")
 _MOST_LEVELS = 5
 """Maximum nesting depth of a checkpoint. A file may contain itself."""
 _MOST_ENTRIES = 100_000
+_MOST_MODULES = 10_000
+"""Maximum number of the parts of a saved module, which may contain itself."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +90,11 @@ def tensors_of(path: Path, entries: Mapping[str, Any]) -> dict[str, Tensor]:
 def without_prefix(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights without the module names that prefix all names.
 
-    DataParallel, torch.compile, Lightning and a user's own class add such prefixes.
+    DataParallel, torch.compile, Lightning and a user's own class add such prefixes. torch.compile also adds its name inside,
+    if it compiled a part of the model.
     """
-    weights = dict(weights)
+    plain = {".".join(part for part in name.split(".") if part != "_orig_mod"): name for name in weights}
+    weights = {name: weights[old] for name, old in plain.items()} if len(plain) == len(weights) else dict(weights)
     while len(tops := {name.partition(".")[0] for name in weights}) == 1 and not tops & {"encoder", "decoder"}:
         if not all("." in name for name in weights):
             break
@@ -109,6 +113,27 @@ def what_is(content: Any) -> str:
     if isinstance(content, InertObject):
         return f"an object of {content.of[:100]}"
     return f"the keys {some([str(key) for key in content])}" if isinstance(content, Mapping) else type(content).__name__
+
+
+def _is_module(content: Any) -> TypeGuard[InertObject]:
+    """Whether an object was an `nn.Module`, as `torch.save(model, path)` writes it."""
+    parts = content.attributes if isinstance(content, InertObject) else {}
+    return all(isinstance(parts.get(name), Mapping) for name in ("_parameters", "_buffers", "_modules"))
+
+
+def _module_weights(module: InertObject) -> dict[str, Any]:
+    """The names and tensors that `state_dict()` of this module would return. None of its code is run."""
+    weights: dict[str, Any] = {}
+    waiting: list[tuple[str, InertObject]] = [("", module)]
+    n_modules = 0
+    while waiting and n_modules < _MOST_MODULES:
+        prefix, at = waiting.pop()
+        parts, n_modules = at.attributes, n_modules + 1
+        passing = parts.get("_non_persistent_buffers_set") or ()
+        own = {**parts["_parameters"], **parts["_buffers"]}
+        weights |= {f"{prefix}{name}": own[name] for name in own if own[name] is not None and name not in passing}
+        waiting += [(f"{prefix}{name}.", child) for name, child in parts["_modules"].items() if _is_module(child)]
+    return weights
 
 
 def _entries(content: Any) -> Mapping[Any, Any]:
@@ -159,6 +184,10 @@ def _state_dicts(content: Any) -> Iterator[tuple[str, Mapping[Any, Any]]]:
         if id(at) in seen or level > _MOST_LEVELS or n_entries > _MOST_ENTRIES:
             continue
         seen.add(id(at))
+        if _is_module(at):
+            if weights := _module_weights(at):
+                yield place, weights
+            continue
         entries = _entries(at)
         n_entries += len(entries)
         if any(isinstance(value, Tensor) and "." in str(name) for name, value in entries.items()):

@@ -166,7 +166,8 @@ def test_computed_positions_need_a_length(load: Callable[..., Checkpoint]) -> No
     message = refused(load, Shared().state_dict(), hints)
     assert "Give --max-length N, or" in message
     message = refused(load, Shared().state_dict(), {name: hints[name] for name in hints if name != "positions"})
-    assert "--positions NAME (or sinusoidal, none)" in message
+    assert "--positions NAME (or sinusoidal, sinusoidal-halves, sinusoidal-t2t, none) (embedding.weight" in message
+    assert "(tfexport does not compute rotary positions and ALiBi)" in message
 
 
 def test_inspection_tells_what_it_takes_for_what(tmp_path: Path) -> None:
@@ -347,10 +348,18 @@ def test_names_that_say_nothing_are_asked_for(load: Callable[..., Checkpoint], n
     assert asked(load, weights) == "src_embedding, tgt_embedding, output_layer"
 
 
-def test_a_plain_embedding_beside_a_plain_output_layer_is_shared(load: Callable[..., Checkpoint]) -> None:
-    for output in ("fc", "out", "lm_head"):
-        weights = matrices(**{"embedding__weight": (37, D), f"{output}__weight": (37, D)}, **TABLE)
-        assert f"embeddings: embedding.weight; output layer: {output}.weight" in taken(load, weights)
+@pytest.mark.parametrize("output", ["fc", "out", "lm_head"])
+def test_one_embedding_beside_an_output_layer_may_be_the_source_s_alone(
+    load: Callable[..., Checkpoint], output: str
+) -> None:
+    """The target's may be the output layer, whose name alone the file kept."""
+    weights = matrices(**{"embedding__weight": (37, D), f"{output}__weight": (37, D)}, **TABLE)
+    assert asked(load, weights) == "tgt_embedding"
+    assert f"--tgt-embedding NAME ({output}.weight if it is tied to the output layer)" in refused(load, weights, TOLD)
+    shared = f"embeddings: embedding.weight; output layer: {output}.weight; positions: pos"
+    assert taken(load, weights, tgt_embedding="embedding") == shared
+    tied = f"embeddings: embedding.weight (source), {output}.weight (target); output layer: {output}.weight; positions: pos"
+    assert taken(load, weights, tgt_embedding=output) == tied
 
 
 @pytest.mark.parametrize("third", ["speaker_embedding", "pos_tag_embedding", "adapter", "encoder__type_embedding"])
@@ -381,7 +390,7 @@ def test_matrices_of_equal_numbers_need_no_names(load: Callable[..., Checkpoint]
 def test_matrices_that_are_no_plain_numbers_are_told(load: Callable[..., Checkpoint]) -> None:
     embedding = torch.full((37, D), torch.nan)
     weights = {**matrices(fc__weight=(37, D), **TABLE), "embedding.weight": embedding}
-    assert "NaN or infinite: embedding.weight" in refused(load, weights, TOLD)
+    assert "NaN or infinite: embedding.weight" in refused(load, weights, {**TOLD, "tgt_embedding": "embedding"})
     weights = {**weights, "embedding.weight": embedding.half().to_sparse()}
     assert "embedding.weight" in refused(load, weights, TOLD)
 
@@ -402,7 +411,7 @@ def test_a_table_of_positions_is_asked_for_where_its_name_is_not_one_of_both(
     weights = {**matrices(embedding__weight=(37, D), fc__weight=(37, D), fc__bias=(37,)), name: torch.randn(shape)}
     assert "positions" in asked(load, weights)
     assert f"{name} {list(shape)}" in refused(load, weights, TOLD)
-    assert taken(load, weights, positions=name) == (
+    assert taken(load, weights, positions=name, tgt_embedding="embedding") == (
         f"embeddings: embedding.weight; output layer: fc.weight; positions: {name}"
     )
 
@@ -410,7 +419,7 @@ def test_a_table_of_positions_is_asked_for_where_its_name_is_not_one_of_both(
 @pytest.mark.parametrize("name", ["pos_encoder.pe", "wpe.weight", "PositionalEncoding.weight", "posenc"])
 def test_usual_names_of_positions_are_known(load: Callable[..., Checkpoint], name: str) -> None:
     weights = {**matrices(embedding__weight=(37, D), fc__weight=(37, D)), name: torch.randn(LENGTH, D)}
-    assert taken(load, weights).endswith(f"positions: {name}")
+    assert taken(load, weights, tgt_embedding="embedding").endswith(f"positions: {name}")
 
 
 def test_positions_are_no_embedding(load: Callable[..., Checkpoint]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import builtins
 import io
 import os
@@ -15,8 +16,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save_file, save_model
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, weight_norm
 
 from tests.support.checkpoints import (
     QUERY,
@@ -144,9 +146,122 @@ def test_refusal_names_what_would_have_been_run_and_not_how_to_allow_it(read: Ca
         assert advice not in message
 
 
-def test_a_whole_module_names_its_class_and_how_to_save_it(read: Callable[..., Checkpoint]) -> None:
-    message = refused(read, saved(tiny_transformer()))
-    assert "references.tutorial.TutorialTransformer" in message
+def test_a_whole_module_is_read_as_its_state_dict(read: Callable[..., Checkpoint]) -> None:
+    module = tiny_transformer()
+    wanted = read(saved(module.state_dict()))
+    assert_same_model(read(saved(module)), wanted)
+    assert_same_model(read(saved({"epoch": 3, "net": nn.DataParallel(module)})), wanted)
+
+
+def norms_in_parts(module: nn.Module) -> None:
+    weight_norm(module.decoder.fc_out)
+    weight_norm(module.encoder.layers[0].self_attention.fc_q, dim=1)
+    weight_norm(module.encoder.layers[0].self_attention.fc_k, dim=None)
+
+
+def parametrized_norms(module: nn.Module) -> None:
+    parametrizations.weight_norm(module.decoder.fc_out)
+    parametrizations.weight_norm(module.encoder.layers[0].self_attention.fc_q, dim=1)
+    parametrizations.weight_norm(module.encoder.layers[0].self_attention.fc_k, dim=None)
+
+
+def pruned(module: nn.Module) -> None:
+    prune.l1_unstructured(module.decoder.fc_out, "weight", 0.4)
+    prune.random_unstructured(module.decoder.fc_out, "bias", 0.4)
+    prune.ln_structured(module.encoder.layers[0].self_attention.fc_q, "weight", 0.5, n=2, dim=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+@pytest.mark.parametrize("change", [norms_in_parts, parametrized_norms, pruned])
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_weights_in_parts_are_those_that_torch_computes(
+    read: Callable[..., Checkpoint], change: Callable[[nn.Module], None], prefix: str
+) -> None:
+    module = tiny_transformer()
+    change(module)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if name.endswith(("_g", "original0")):
+                parameter *= 1.25  # or else the norms would be those of the parts
+    state = {f"{prefix}{name}": tensor for name, tensor in module.state_dict().items()}
+    assert any("_g" in name or "original0" in name or "_mask" in name for name in state)
+    loaded = read(saved(state))
+    src, tgt = torch.tensor([[2, 5, 6, 7, 3]]), torch.tensor([[2, 4, 9]])
+    for layer, ours in (
+        (module.decoder.fc_out, "output"),
+        (module.encoder.layers[0].self_attention.fc_q, "encoder.layers.0.self_attention.query."),
+        (module.encoder.layers[0].self_attention.fc_k, "encoder.layers.0.self_attention.key."),
+    ):
+        with torch.no_grad():
+            layer(torch.ones(1, layer.in_features))  # the old hooks compute the weight in a forward pass
+        name = f"{ours}_weight" if ours == "output" else f"{ours}weight"
+        assert torch.equal(loaded.weights[name], layer.weight)
+    with torch.no_grad():
+        assert torch.allclose(loaded.build_model()(src, torch.tensor([5]), tgt), module(src, tgt), atol=1e-5)
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return 2 * weight
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            spectral_norm,
+            "decoder.fc_out.weight in parts, of spectral norm that is not computed. Call torch.nn.utils.remove_",
+        ),
+        (
+            lambda layer: parametrize.register_parametrization(layer, "weight", Doubled()),
+            "decoder.fc_out.weight in parts, of a parametrization that is not computed",
+        ),
+    ],
+)
+def test_parts_of_another_kind_are_refused_by_name(
+    read: Callable[..., Checkpoint], change: Callable[[nn.Module], None], message: str
+) -> None:
+    module = tiny_transformer()
+    change(module.decoder.fc_out)
+    assert message in refused(read, saved(module.state_dict()))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_quantized_model_is_refused_with_the_way_out(read: Callable[..., Checkpoint]) -> None:
+    if "fbgemm" not in torch.backends.quantized.supported_engines:
+        pytest.skip("this build of PyTorch quantizes nothing")
+    module = torch.ao.quantization.quantize_dynamic(tiny_transformer(), {nn.Linear}, dtype=torch.qint8)
+    message = refused(read, saved(module.state_dict()))
+    assert "_packed_params" in message
+    assert "Give the checkpoint from before the quantization" in message
+
+
+def test_a_sparse_tensor_is_refused_by_name(read: Callable[..., Checkpoint]) -> None:
+    weights = weights_of("tutorial")
+    assert f"has a sparse tensor, {QUERY}. Save it as weight.to_dense()" in refused(
+        read, saved({**weights, QUERY: weights[QUERY].to_sparse()})
+    )
+
+
+def test_compiled_parts_are_read(read: Callable[..., Checkpoint]) -> None:
+    weights = weights_of("tutorial")
+    compiled = {name.replace("encoder.", "encoder._orig_mod."): tensor for name, tensor in weights.items()}
+    assert_same_model(read(saved(compiled)), read(saved(weights)))
+
+
+def test_names_that_safetensors_dropped_are_restored(tmp_path: Path) -> None:
+    module = tiny_transformer()
+    module.decoder.fc_out.weight = module.decoder.tok_embedding.weight
+    save_model(module, str(tmp_path / "tied.safetensors"), {"format": "pt", "best": "12.5"})
+    torch.save(module.state_dict(), tmp_path / "tied.pt")
+    restored, wanted = (load_checkpoint(tmp_path / f"tied.{end}", HINTS) for end in ("safetensors", "pt"))
+    assert wanted.config.tie_output
+    assert_same_model(restored, wanted)
+
+
+def test_an_object_of_another_class_names_it_and_how_to_save_weights(read: Callable[..., Checkpoint]) -> None:
+    message = refused(read, saved(argparse.Namespace(weight=torch.ones(2))))
+    assert "an object of argparse.Namespace" in message
     assert "torch.save(model.state_dict(), 'ckpt.pt')" in message
 
 
@@ -285,3 +400,17 @@ def test_what_is_no_checkpoint_at_all_is_told(read: Callable[..., Checkpoint], c
 def test_safetensors_are_known_by_their_content(tmp_path: Path) -> None:
     save_file(weights_of("tutorial"), tmp_path / "ckpt.pt")
     assert load_checkpoint(tmp_path / "ckpt.pt", HINTS).family == "tutorial"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.float8_e4m3fn, torch.complex64])
+@pytest.mark.parametrize("direction", [(), (0, 3), (3, 0), (3, 4), (2, 3, 4)])
+@pytest.mark.parametrize("magnitude", [(), (1,), (3, 1), (1, 4), (3, 4), (0, 1), (2, 1, 1), (1, 3, 1)])
+def test_parts_of_any_shape_and_type_stop_nothing(
+    load: Callable[..., Checkpoint], dtype: torch.dtype, direction: tuple[int, ...], magnitude: tuple[int, ...]
+) -> None:
+    """torch's own function ends the process for some."""
+    layer = "decoder.fc_out."
+    weights = {name: tensor for name, tensor in weights_of("tutorial").items() if name != f"{layer}weight"}
+    parts = {"weight_g": magnitude, "weight_v": direction}
+    weights |= {f"{layer}{part}": torch.ones(shape).to(dtype) for part, shape in parts.items()}
+    assert "decoder.fc_out.weight" in refused(load, weights)
