@@ -133,16 +133,16 @@ def left_by_lines(path: Path, file: Path) -> dict[str, Any]:
     known = {name: getattr(loaded.config, name) for name in names}
     search = Search(loaded.config, lambda structure: loaded, axes_of(loaded.config, known, (), examples), examples)
     begin = time.perf_counter()
-    wrong = {
-        combination: min((difference.line for difference in search.differences(combination)), default=math.inf)
+    first = {
+        combination: next(search.differences(combination), None)
         for combination in itertools.product(*(axis.values for axis in search.axes))
     }
     seconds = time.perf_counter() - begin
     rows = []
     for count in LINES:
-        left = [combination for combination, line in wrong.items() if line > count]
+        left = [combination for combination, wrong in first.items() if wrong is None or wrong.line > count]
         rows.append({"lines": count, "left": len(left), "open": search.varied(left)})
-    return {"combinations": len(wrong), "seconds": seconds, "rows": rows}
+    return {"combinations": len(first), "seconds": seconds, "rows": rows}
 
 
 def timed(path: Path, file: Path, **given: Any) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def _chosen(search: Search, right: Sequence[Combination], hints: Mapping[str, An
 def _nothing(search: Search, hints: Mapping[str, Any]) -> str:
     """The message if no settings give all outputs."""
     nearest, count = search.nearest(), len(search.examples)
-    differences = search.differences(nearest)
+    differences = [*search.differences(nearest)]
     said = {
         axis.name: value
         for axis, value in zip(search.axes, nearest, strict=True)

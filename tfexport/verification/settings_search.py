@@ -137,20 +137,18 @@ class Search:
 
     def varied(self, combinations: Collection[Combination]) -> dict[str, list[Any]]:
         """The settings in which combinations differ, with their values in the order of the axes."""
-        values = {
-            axis.name: [value for value in axis.values if value in {combination[place] for combination in combinations}]
-            for place, axis in enumerate(self.axes)
+        return {
+            axis.name: [value for value in axis.values if value in column]
+            for axis, *column in zip(self.axes, *combinations, strict=True)
+            if len(set(column)) > 1
         }
-        return {name: several for name, several in values.items() if len(several) > 1}
 
-    def differences(self, combination: Combination) -> list[Difference]:
-        """The outputs that a combination does not give."""
+    def differences(self, combination: Combination) -> Iterator[Difference]:
+        """The outputs that a combination does not give, in the order of the file."""
         model, rows, size = self._model(combination), self.examples.rows, _BATCHES[-1]
         assert model is not None
-        batches = (rows[start : start + size] for start in range(0, len(rows), size))
-        return [
-            result for batch in batches for result in differences(model, self.examples, batch) if result is not None
-        ]
+        for start in range(0, len(rows), size):
+            yield from filter(None, differences(model, self.examples, rows[start : start + size]))
 
     def nearest(self) -> Combination:
         """The combination that gives most tokens."""

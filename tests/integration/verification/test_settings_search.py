@@ -11,16 +11,25 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
 
 import tfexport
 from tests.support.commands import SENTENCES, Run, last_error, naive_text
 from tests.support.owners import BOS, EOS, PAD, Owner, owner, said, sources
 from tests.support.paths import ROOT
 from tests.support.tiny import HEADS, TinyCheckpoint, tiny_classifier
+from tests.support.torch_models import TGT_VOCAB
+from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import ConfigError, TfexportError
 from tfexport.models.checkpoints.load import Checkpoint
 from tfexport.models.checkpoints.options import ExportedCheckpointOptions
+from tfexport.models.formats.native import Tokenizers
+from tfexport.models.transformer import Transformer
+from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.text.tokenizers import TextTokenizer
 from tfexport.verification.confirmed_reading import open_confirmed
+from tfexport.verification.expected_outputs import Line, encoded
+from tfexport.verification.settings_search import differences
 
 pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 
@@ -106,7 +115,8 @@ def test_given_settings_that_are_right_are_confirmed(owners: Owners) -> None:
     ("given", "right"),
     [
         ({"activation": "gelu"}, "--activation relu"),
-        ({"heads": 4}, "--heads 3"),
+        ({"heads": 4, "norm": "layer"}, "--heads 3"),
+        ({**GIVEN, "norm_eps": 0.5}, "--norm-eps 1e-05"),
         ({"norm_first": True, "heads": 4, "embedding_scale": 1.0}, "--no-norm-first --embedding-scale sqrt --heads 3"),
     ],
 )
@@ -146,8 +156,8 @@ def test_few_lines_confirm_only_what_no_other_value_gives(owners: Owners, tmp_pa
 
 def test_the_kinds_of_norms_and_positions_come_from_the_outputs(owners: Owners) -> None:
     """Also: of two activations that no ids tell apart, the one of PyTorch's layers is taken, and stays unconfirmed."""
-    checkpoint = read(owners("shared"), max_length=30)
-    told = {"positions": "sinusoidal", "norm": "layer", "activation": "gelu", "n_heads": 3}
+    checkpoint = read(owners("shared"), max_length=30, heads=3, embedding_scale="sqrt")
+    told = {"positions": "sinusoidal", "norm": "layer", "activation": "gelu", "norm_first": False}
     assert checkpoint.given.items() >= told.items()
     assert checkpoint.confirmation.unconfirmed.keys() == {"activation", "norm_eps"}
 
@@ -228,6 +238,46 @@ def test_text_is_compared_with_the_vocabularies(tiny_checkpoint: TinyCheckpoint,
     checkpoint = open_confirmed(tiny_checkpoint.path, options, lambda note: None)
     assert checkpoint.config.n_heads == HEADS
     assert checkpoint.confirmation.by == "outputs"
+
+
+@pytest.fixture
+def decoded(owners: Owners) -> tuple[Transformer, list[int], list[int]]:
+    """A model as it was read, a source, and the owner's output for it."""
+    model = read(owners("annotated"), heads=3).build_model()
+    assert isinstance(model, Transformer)
+    (source,) = sources(1)
+    return model, source, owners("annotated").outputs([source])[0]
+
+
+def test_text_may_be_spelt_with_other_subwords(decoded: tuple[Transformer, list[int], list[int]]) -> None:
+    model, source, output = decoded
+    letters = [chr(0x4E00 + index) for index in range(TGT_VOCAB)]
+    pair = letters[output[0]], letters[output[1]]
+    merged = next(index for index in range(4, TGT_VOCAB) if index not in output)
+    vocabulary = {letter: index for index, letter in enumerate(letters) if index != merged} | {"".join(pair): merged}
+    inner = Tokenizer(models.BPE(vocabulary, [pair]))
+    inner.decoder = decoders.Fuse()
+    text = "".join(letters[index] for index in output if index != EOS)
+    for expected, is_right in ((text, True), (text[:-1] + letters[5], False)):
+        lines = [Line(1, tuple(source), expected)]
+        examples = encoded(Path("out.tsv"), lines, model.config, Tokenizers(None, TextTokenizer(inner)))
+        assert examples.rows[0].output[0] == merged
+        assert (differences(model, examples, examples.rows) == [None]) == is_right
+
+
+def test_forced_and_suppressed_tokens_are_those_of_a_search(decoded: tuple[Transformer, list[int], list[int]]) -> None:
+    model, source, output = decoded
+    own = model.config
+    options = SearchOptions(beam=1, max_length=6)
+    model.config = own.replace(forced_first_id=9, suppressed_ids=(output[0],))
+    ((hypothesis,),) = search(TorchRuntime(model), [source], options)
+    model.config = model.config.replace(suppressed_first_ids=(hypothesis.ids[1],))
+    ((hypothesis,),) = search(TorchRuntime(model), [source], options)
+    lines = [Line(1, tuple(source), tuple(hypothesis.ids))]
+    examples = encoded(Path("out.tsv"), lines, model.config, Tokenizers(None, None))
+    assert differences(model, examples, examples.rows) == [None]
+    model.config = own
+    assert differences(model, examples, examples.rows) != [None]
 
 
 def test_the_code_of_the_guide_writes_such_a_file(
