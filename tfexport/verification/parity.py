@@ -181,17 +181,11 @@ def check(
     if writer is not None:
         for report in reports:
             report.quality = quality_of(report, writer, wanted)
-    expected = [
-        compare_outputs(runtime, examples, batch_size=options.batch_size) for runtime in loaded if examples is not None
-    ]
+    expected = [compare_outputs(runtime, examples, batch_size=options.batch_size) for runtime in loaded if examples]
     of_graphs = dict.fromkeys(runtime.precision for runtime in loaded if not runtime.name.startswith("torch"))
     del loaded  # the graphs are loaded again, one by one
     graphs = {precision: check_graphs(bundle, model, precision, tolerance=tolerance) for precision in of_graphs}
-    inputs = {
-        "sha256": hashlib.sha256(json.dumps(sources).encode()).hexdigest(),
-        "sentences": len(sources),
-        "random": lines is None,
-    }
+    inputs = _summary(sources, random=lines is None)
     return Comparison(
         bundle,
         reference,
@@ -206,6 +200,12 @@ def check(
         tuple(others),
         expected,
     )
+
+
+def _summary(sources: Sequence[Sequence[int]], *, random: bool) -> dict[str, Any]:
+    """What was compared, for certificates."""
+    sha256 = hashlib.sha256(json.dumps(sources).encode()).hexdigest()
+    return {"sha256": sha256, "sentences": len(sources), "random": random}
 
 
 def check_graphs(

@@ -285,7 +285,7 @@ def test_the_code_of_the_guide_writes_such_a_file(
 ) -> None:
     program = owners("tutorial")
     guide = (ROOT / "docs/guides/expected-outputs.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    (code,) = re.findall(r"```py\n(.*?)```", guide, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     exec(code.replace("100", "12"), {"model": program.model, "sources": sources(COUNT), "BOS": BOS, "EOS": EOS})
     assert read(program, expect=tmp_path / "out.tsv", **GIVEN).confirmation.by == "outputs"
