@@ -8,9 +8,8 @@ nothing before it is waited for.
 
 Half of the models decode in buffers of one size. There tokens and scores have to be the same to the last bit. The others
 decode in buffers that grow and shrink, at other steps than on the host, and products have other last bits for other numbers
-of rows: scores have to be close, and other tokens have to have the log-probability that the search tells. So it is with
-beams that need more than 17 best tokens, whose log-probabilities the host computes in float64. The exit code is 1 where
-something differs.
+of rows: scores have to be close, and other tokens have to be as probable as those of the host. So it is with beams that need
+more than 17 best tokens, whose log-probabilities the host computes in float64. The exit code is 1 where something differs.
 """
 
 from __future__ import annotations
@@ -157,10 +156,11 @@ def same(ahead: Any, host: Any, *, exact: bool, log_prob: Callable[[int, Hypothe
     """Whether two outcomes are the same: to the last bit, or as far as scores that are close can tell.
 
     Scores that are close may change places with each other, and with one that the list or the beam leaves out. So other
-    tokens are right if their log-probability, computed anew, is the one that the search tells.
+    tokens are right if they are as probable as those of the host.
 
     Args:
-        log_prob: computes the log-probability of a hypothesis of the source with this number.
+        log_prob: computes the log-probability of a hypothesis of the source with this number, as of given tokens: profiles
+            differ in what they do with the probability of tokens that a search excludes.
     """
     if exact or isinstance(ahead, str) or isinstance(host, str):
         return bool(ahead == host)
@@ -169,8 +169,8 @@ def same(ahead: Any, host: Any, *, exact: bool, log_prob: Callable[[int, Hypothe
             [h.score for h in left], [h.score for h in right]
         ):
             return False
-        other = [h for h, expected in zip(left, right, strict=True) if h.ids != expected.ids]
-        if not _are_close([h.log_prob for h in other], [log_prob(number, h) for h in other]):
+        other = [pair for pair in zip(left, right, strict=True) if pair[0].ids != pair[1].ids]
+        if not _are_close(*([log_prob(number, pair[side]) for pair in other] for side in (0, 1))):
             return False
     return True
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
+import shlex
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -144,6 +145,20 @@ def out_of_bounds(options: Any) -> list[str]:
     """The options of a group that are out of bounds, in words."""
     problems = (found.about.problem(name, getattr(options, name)) for name, found in declared(type(options)).items())
     return [problem for problem in problems if problem is not None]
+
+
+def flags(options: Any, *groups: type) -> list[str]:
+    """The options of `groups` as they were given on the command line, without those that have their defaults."""
+    given = []
+    for name, of in ((name, of) for group in groups for name, of in declared(group).items()):
+        value, (yes, _, no) = getattr(options, name), of.flag.partition("/")
+        if value == of.default:
+            continue
+        if isinstance(value, bool):
+            given.append(yes if value else no)
+        else:
+            given.append(f"{yes} {shlex.quote(str(value))}")
+    return given
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,22 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor, nn
+
 from tfexport.api.arguments import flag_of, names_of, path_of, tolerance_of
 from tfexport.api.arguments import lines_of as sentences_of
 from tfexport.bundle.writer import refuse_to_overwrite
 from tfexport.contract import precisions_of
+from tfexport.errors import TfexportError
 from tfexport.exporter.options import BudgetOptions
 from tfexport.exporter.pipeline import Exported, automatic_precisions, bundle_beside
 from tfexport.exporter.pipeline import export as run_export
 from tfexport.models.checkpoints.load import Inspection, inspect_checkpoint
 from tfexport.models.checkpoints.options import ExportedCheckpointOptions, ModelOptions, ReferenceOptions
-from tfexport.models.checkpoints.reading import chosen_family, hints_of, read_with_text
+from tfexport.models.checkpoints.reading import chosen_family, hints_of, open_module, read_with_text
 from tfexport.option import checked, declared
 from tfexport.system.input_files import lines_of
 from tfexport.verification.budget import choosers_of
@@ -50,9 +53,10 @@ def inspect(checkpoint: str | Path, **described: Any) -> Inspection:
 
 
 def export(
-    checkpoint: str | Path,
+    checkpoint: str | Path | nn.Module,
     directory: str | Path | None = None,
     *,
+    call: Callable[..., Tensor] | None = None,
     precision: str | Sequence[str] = "fp32",
     alignments: bool = False,
     shortlist: bool = False,
@@ -64,8 +68,10 @@ def export(
     """Export a checkpoint to a bundle: ONNX graphs, weights, tokenizers and a manifest, checked against PyTorch.
 
     Args:
-        checkpoint: see `inspect`.
-        directory: the bundle; by default next to the checkpoint, with its name.
+        checkpoint: see `inspect`; or a trained module, which is copied, read and compared in float64.
+        directory: the bundle; by default next to the checkpoint, with its name. A module needs one.
+        call: for a module with an unusual forward: `call(model, src, tgt)`, which returns logits [batch, tgt, vocab] for
+            int64 ids [batch, src] and [batch, tgt], padded with `pad`.
         precision: fp32, fp16, bf16, int8, int4, or several, as in `fp32,int8`; `auto-int8` keeps modules in float32 as a
             budget requires (options `budget`, `budget_input`, `budget_targets`).
         alignments: add graphs that return cross-attention.
@@ -82,8 +88,11 @@ def export(
         BundleError: the bundle exists already or cannot be written.
         TfexportError: the results of the graphs differ from PyTorch's, or an option cannot be used.
     """
-    path = path_of("checkpoint", checkpoint)
-    place = bundle_beside(path) if directory is None else path_of("directory", directory)
+    if isinstance(checkpoint, nn.Module) and directory is None:
+        raise TfexportError("a module has no place. Give the folder of the bundle: export(model, 'DIR', ...).")
+    if call is not None and not isinstance(checkpoint, nn.Module):
+        raise TfexportError("call is for a live module. A file that module names has its own function `call`.")
+    place = bundle_beside(path_of("checkpoint", checkpoint)) if directory is None else path_of("directory", directory)
     graphs = {"alignments": flag_of("alignments", alignments), "shortlist": flag_of("shortlist", shortlist)}
     parity, force, tolerance = flag_of("parity", parity), flag_of("force", force), tolerance_of(tolerance)
     names, automatic = automatic_precisions(",".join(names_of("precision", precision, "Give a string such as int8.")))
@@ -92,7 +101,10 @@ def export(
         **checked(ExportedCheckpointOptions, described, others=(*declared(BudgetOptions), "precision"))
     )
     budgets = BudgetOptions(**checked(BudgetOptions, of_budget))
-    loaded = open_confirmed(path, options, _note)
+    if isinstance(checkpoint, nn.Module):
+        loaded = open_module(checkpoint, call, options, _note)
+    else:
+        loaded = open_confirmed(path_of("checkpoint", checkpoint), options, _note)
     refuse_to_overwrite(place.resolve(), force)  # before a budget's text is decoded
     return run_export(
         loaded,

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 from tfexport import contract
 from tfexport.bundle.graph_files import check_graph_file
 from tfexport.config import ModelConfig
+from tfexport.confirmation import Confirmation
 from tfexport.contract import ATTENTION_ROLES, FORMAT, Dialect, Precision, Role
 from tfexport.errors import BundleError, ReplacedBundleError
 from tfexport.system.regular_files import open_regular, read_text
@@ -47,6 +48,10 @@ class Origin:
     text: Mapping[str, Any] = field(default_factory=dict)
     """Options of the text that the user gave at the export, such as vocabulary files and languages, by the names of their
     flags. Paths are relative to the checkpoint's folder."""
+    file: str = "the checkpoint"
+    """The name of the checkpoint's file or folder."""
+    confirmation: Confirmation = field(default_factory=Confirmation)
+    """Who confirms that the settings are those of the owner's code."""
 
 
 @dataclass(frozen=True)
@@ -240,6 +245,8 @@ def open_bundle(directory: Path) -> Bundle:
                 dict(source["given"]),
                 tuple(map(str, source.get("notes", ()))),
                 dict(source.get("text", {})),
+                str(source.get("file") or "the checkpoint"),
+                Confirmation.from_dict(source.get("confirmation")),
             ),
             tuple(map(_read_graph, manifest["graphs"])),
             tuple(map(_read_engine, manifest["engines"])),

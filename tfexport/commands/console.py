@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from tfexport.contract import short_name
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tfexport.bundle.reader import Engine
     from tfexport.contract import Precision
     from tfexport.exporter.engine_plan import PlanCost
     from tfexport.exporter.pipeline import Exported
     from tfexport.graph_checks.check import GraphCheck
+    from tfexport.graph_checks.gate import Agreement
     from tfexport.models.checkpoints.load import Checkpoint, Inspection
     from tfexport.serving.triton import Repository
     from tfexport.verification.expected_decoding import ExpectedReport
@@ -114,6 +117,7 @@ def print_inspection(inspection: Inspection) -> None:
     for name, flag in inspection.missing.items():
         print(f"not in the file: {name} (give {flag})")
     print("vocabulary: in the file" if inspection.vocabulary else "vocabulary: none (give --src-vocab and --tgt-vocab)")
+    print(f"these settings are {inspection.confirmation.text}")
 
 
 def print_export(loaded: Checkpoint, exported: Exported) -> None:
@@ -129,11 +133,26 @@ def print_export(loaded: Checkpoint, exported: Exported) -> None:
     print(f"exported {exported.directory}: family {loaded.family}")
     for precision, value in exported.closest.items():
         print(
-            f"  {short_name(precision)} matches PyTorch: errors reach {value.share:.0%} of the allowed rounding error "
-            f"({value.error:.1e} of {value.allowed:.1e}: {value.about})"
+            f"  {short_name(precision)} graphs equal our reading: errors reach {value.share:.0%} of the allowed rounding "
+            f"error ({value.error:.1e} of {value.allowed:.1e}: {value.about})"
         )
+        if precision != "float32" and precision in exported.agreements:
+            _print_agreement(precision, exported.agreements[precision], exported.directory)
     if not exported.closest:
-        print("  not compared with PyTorch")
+        print("  graphs were not compared with our reading")
+    print(f"  our reading of {loaded.path.name} is {loaded.confirmation.text}")
+
+
+def _print_agreement(precision: Precision, agreement: Agreement, directory: Path) -> None:
+    """Print how often a precision chooses the token of float32, and warn if it is seldom."""
+    name = short_name(precision)
+    about = f"the token of float32 at {agreement.same} of {agreement.steps} steps of random sentences"
+    print(f"  {name} chooses {about}")
+    if agreement.is_low:
+        say(
+            f"warning: {name} chooses {about}. Compare it on your own text with tfexport parity {directory} INPUT, or leave "
+            f"{name} out of --precision"
+        )
 
 
 def print_repository(repository: Repository, precision: Precision) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,7 +15,8 @@ from tfexport.commands.flags import Checkpoint, ServedBeam, ServedBy
 from tfexport.commands.signature import with_options
 from tfexport.contract import precisions_of
 from tfexport.exporter.options import BudgetOptions, EngineOptions, GraphOptions
-from tfexport.models.checkpoints.options import ExportedCheckpointOptions
+from tfexport.models.checkpoints.options import ExportedCheckpointOptions, IdOptions, TextSettings
+from tfexport.option import flags
 
 if TYPE_CHECKING:
     from tfexport.commands.export_targets import GraphsTarget
@@ -54,6 +56,10 @@ def export(
     with telling_of_lost_engines(directory):
         print_export(loaded, request.run(loaded))
         wanted.write(directory)
+    if not loaded.confirmation.is_confirmed:
+        print(f"  confirm it with your own code: {request.with_module()}")
+        if described.expect is None:
+            print("  or with the outputs of your own program: add --expect FILE to this command")
     if loaded.config.is_classifier:
         print(f"next: tfexport classify {directory} INPUT")
     else:
@@ -94,6 +100,12 @@ class Request:
         default = "fp16" if self.target == "tensorrt" else "fp32"
         names, automatic = automatic_precisions(self.graphs.precision or default)
         return precisions_of(names), automatic
+
+    def with_module(self) -> str:
+        """The command that exports the checkpoint again, read from the user's own code."""
+        checkpoint, directory = (shlex.quote(str(path)) for path in (self.checkpoint, self.directory))
+        given = " ".join(["--module my_code.py:build", *flags(self.described, TextSettings, IdOptions)])
+        return f"tfexport export {checkpoint} {given} -o {directory} --force"
 
     def load(self) -> LoadedCheckpoint:
         """Read the checkpoint, and the expected outputs if there are any."""

@@ -18,6 +18,7 @@ def inspect(checkpoint: Checkpoint, described: ModelOptions, as_json: AsJson = F
     hints = hints_of(described, checkpoint, say)
     inspection = inspect_checkpoint(checkpoint, hints, family=chosen_family(described))
     if as_json:
-        print(json_text({**vars(inspection), "path": str(inspection.path)}, indent=1))
+        about = {"path": str(inspection.path), "confirmation": inspection.confirmation.to_dict()}
+        print(json_text({**vars(inspection), **about}, indent=1))
     else:
         print_inspection(inspection)

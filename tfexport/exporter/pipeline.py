@@ -18,12 +18,13 @@ import torch
 from tfexport import contract
 from tfexport.bundle.reader import GENERATION_CONFIG, TOKENIZER_FILES
 from tfexport.bundle.writer import new_bundle, write_manifest
+from tfexport.confirmation import Confirmation
 from tfexport.contract import short_name
 from tfexport.errors import TfexportError
 from tfexport.exporter.graphs import write_graphs
 from tfexport.exporter.weights import write_variant
 from tfexport.graph_checks.check import Compared
-from tfexport.graph_checks.gate import Gate, GraphGate
+from tfexport.graph_checks.gate import Agreement, Gate, GraphGate
 from tfexport.graph_checks.session import ONNX_RUNTIME
 from tfexport.models.checkpoints.load import Checkpoint
 from tfexport.models.model import Model
@@ -75,6 +76,10 @@ class Exported:
     """The graph value that came closest to its limit, for each precision."""
     choices: dict[contract.Precision, Choice]
     """The modules that stay in float32 for a budget."""
+    agreements: Mapping[contract.Precision, Agreement]
+    """How often each precision chose the token of float32, if the gate decodes."""
+    confirmation: Confirmation
+    """Who confirms that the checkpoint was read as its owner's code computes it."""
 
 
 def automatic_precisions(given: str) -> tuple[str, tuple[contract.Precision, ...]]:
@@ -128,6 +133,7 @@ def export(
     model = checkpoint.build_model()
     graphs: list[contract.GraphSpec] = []
     closest: dict[contract.Precision, Compared] = {}
+    agreements: Mapping[contract.Precision, Agreement] = {}
     choices: dict[contract.Precision, Choice] = {}
     with new_bundle(directory, force=force) as folder:
         for precision in (p for p in contract.PRECISIONS.values() if p == "float32" or p in precisions):
@@ -152,8 +158,8 @@ def export(
         budgets = {short_name(precision): choice.to_dict() for precision, choice in choices.items()}
         write_manifest(folder, config, graphs, {**facts, "budgets": budgets})
         if gate is not None:
-            gate.check_bundle(folder, model)
-    return Exported(directory, closest, choices)
+            agreements = gate.check_bundle(folder, model)
+    return Exported(directory, closest, choices, agreements, checkpoint.confirmation)
 
 
 def _versions() -> dict[str, str]:

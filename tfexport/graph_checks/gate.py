@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +14,19 @@ from tfexport.graph_checks.definition import Definition
 from tfexport.graphs.linear_quantized import Stored
 from tfexport.models.model import Model
 from tfexport.system.processes import return_freed_memory
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How often a bundle chooses the token that the exported model, in float32, also gives the highest logit."""
+
+    same: int
+    steps: int
+
+    @property
+    def is_low(self) -> bool:
+        """Whether outputs probably differ from those of float32: another token at more than one step in twenty."""
+        return self.same < 0.95 * self.steps
 
 
 class Gate(Protocol):
@@ -42,8 +55,8 @@ class Gate(Protocol):
         """
         ...
 
-    def check_bundle(self, folder: Path, model: Model) -> None:
-        """Check the complete bundle, and leave it as it is.
+    def check_bundle(self, folder: Path, model: Model) -> Mapping[Precision, Agreement]:
+        """Check the complete bundle, and leave it as it is; returns how often each precision chooses the model's token.
 
         Raises:
             TfexportError: the bundle does not decode as the model does.
@@ -74,8 +87,9 @@ class GraphGate:
         return_freed_memory(now=True)  # the sessions take several times the weights
         return closest
 
-    def check_bundle(self, folder: Path, model: Model) -> None:
+    def check_bundle(self, folder: Path, model: Model) -> Mapping[Precision, Agreement]:
         """Checks nothing: `verification.gate.DecodingGate` also decodes."""
+        return {}
 
 
 REMEDY: dict[Precision, str] = {

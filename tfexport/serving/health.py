@@ -55,4 +55,6 @@ def _about(served: Served) -> ModelInfo:
         attention=served.tells_attention,
         certified=served.uncertified is None,
         problem=served.uncertified,
+        reading=served.bundle.origin.confirmation.text,
+        confirmed=served.bundle.origin.confirmation.is_confirmed,
     )

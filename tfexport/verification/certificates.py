@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
@@ -20,6 +20,7 @@ from typing import Any
 
 from tfexport import kernels
 from tfexport.bundle.reader import CERTIFICATES, GENERATION_CONFIG, PORTABLE, Bundle, Engine
+from tfexport.confirmation import Confirmation
 from tfexport.contract import Precision, short_name
 from tfexport.errors import BundleError, RuntimeUnavailable
 from tfexport.graph_checks.rounding import RULE
@@ -54,11 +55,17 @@ class Certificate:
     """The compared input: its sha256, the number of sentences, and whether they were random ids."""
     reports: Sequence[Mapping[str, Any]]
     """The numbers and limits of the comparison, for each beam."""
+    checkpoint: str = "the checkpoint"
+    """The name of the file that the bundle was exported from."""
+    confirmation: Mapping[str, Any] = field(default_factory=dict)
+    """Who confirms that this file was read as its owner's code computes it (`Confirmation.to_dict`). Without it, the
+    comparison proves only that the bundle equals what tfexport read."""
 
     @property
     def about(self) -> str:
-        """A short name, such as `fp32 on ort-cpu`."""
-        return f"{short_name(self.precision)} on {self.runtime}"
+        """What it says, such as `fp32 on ort-cpu equals our reading of ckpt.pt (unconfirmed: n_heads 8)`."""
+        claim = Confirmation.from_dict(self.confirmation).claim(self.checkpoint)
+        return f"{short_name(self.precision)} on {self.runtime} {claim}"
 
 
 def files_of(bundle: Bundle, runtime: str, precision: Precision, *, longest: int | None = None) -> dict[str, str]:
@@ -147,6 +154,8 @@ def certify(
         reference=reference,
         inputs=inputs,
         reports=reports,
+        checkpoint=bundle.origin.file,
+        confirmation=bundle.origin.confirmation.to_dict(),
     )
 
 
@@ -170,8 +179,16 @@ def read_certificates(bundle: Bundle) -> list[Certificate]:
 
 def _is_whole(found: Certificate) -> bool:
     """Whether all fields have their types: a file may contain anything."""
-    texts = (found.runtime, found.precision, found.settings, found.library, found.device, found.date, found.reference)
-    dicts = (found.files, found.inputs, *(found.reports if isinstance(found.reports, list) else (None,)))
+    texts = (
+        *(found.runtime, found.precision, found.settings, found.library, found.device, found.date, found.reference),
+        found.checkpoint,
+    )
+    dicts = (
+        found.files,
+        found.inputs,
+        found.confirmation,
+        *(found.reports if isinstance(found.reports, list) else (None,)),
+    )
     return (
         all(isinstance(text, str) for text in texts)
         and all(isinstance(value, dict) for value in dicts)
@@ -223,13 +240,10 @@ def missing(bundle: Bundle, runtime: str, precision: Precision) -> str | None:
     mine = [c for c in read_certificates(bundle) if (c.runtime, c.precision) == (runtime, precision)]
     what = f"{short_name(precision)} on {runtime}"
     if not mine:
-        return f"{what} was not compared with PyTorch"
+        return f"{what} was not compared with our reading on real text"
     mine = [c for c in mine if c.rule == RULE and c.reports]
     if not mine:
-        return (
-            f"{what} was compared with PyTorch under the rule of another version of tfexport, whose certificates are not "
-            "trusted"
-        )
+        return f"{what} was compared under the rule of another version of tfexport, whose certificates are not trusted"
     settings = settings_of(bundle)
     files = files_of(bundle, runtime, precision)
     mine = [c for c in mine if c.files.items() <= files.items() and c.settings == settings]
@@ -239,10 +253,10 @@ def missing(bundle: Bundle, runtime: str, precision: Precision) -> str | None:
         return f"{what} was compared on outputs that are too short for {min(lost[-1])}: compare longer text"
     mine = [c for c, names in zip(mine, lost, strict=True) if not names]
     if not mine:
-        return f"{what} was compared with PyTorch before the bundle was changed"
+        return f"{what} was compared before the bundle was changed"
     library, device = library_of(runtime), device_of(runtime)
     if not any(c.library == library for c in mine):
-        return f"{what} was compared with PyTorch in {mine[-1].library}, this is {library}"
+        return f"{what} was compared in {mine[-1].library}, this is {library}"
     if not any((c.library, c.device) == (library, device) for c in mine):
-        return f"{what} was compared with PyTorch on {mine[-1].device}, this is {device}"
+        return f"{what} was compared on {mine[-1].device}, this is {device}"
     return None

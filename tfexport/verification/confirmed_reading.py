@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tfexport.config import ModelConfig
+from tfexport.confirmation import Confirmation
 from tfexport.errors import CheckpointError, ConfigError, TfexportError
-from tfexport.models.checkpoints.confirmation import Confirmation
 from tfexport.models.checkpoints.hints import as_flag, complete
 from tfexport.models.checkpoints.load import STAND_INS, Checkpoint, Reading, read_checkpoint
 from tfexport.models.checkpoints.options import CheckpointOptions, ExportedCheckpointOptions

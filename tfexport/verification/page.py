@@ -124,7 +124,7 @@ def _shortened(about: str) -> str:
 
 
 def _facts(comparison: Comparison) -> str:
-    inputs = comparison.inputs
+    inputs, origin = comparison.inputs, comparison.bundle.origin
     kind = "sentences of random ids" if inputs["random"] else "sentences"
     runtimes = dict.fromkeys(report.runtime for report in comparison.reports)
     places = "; ".join(f"{name}: {library_of(name)} on {device_of(name)}" for name in runtimes)
@@ -133,6 +133,7 @@ def _facts(comparison: Comparison) -> str:
     return (
         f'<p class="note">{inputs["sentences"]} {kind} (sha256 {inputs["sha256"][:16]}), against PyTorch in '
         f"{precision} with {escape(reference)}. {escape(places)}. tfexport {version()}.</p>"
+        f'<p class="note">Our reading of {escape(origin.file)} is {escape(origin.confirmation.text)}.</p>'
     )
 
 

@@ -182,6 +182,11 @@ class ParityReport:
         return self.steps - other
 
     @property
+    def same_best(self) -> int:
+        """The number of steps whose best token is the reference's, not counting others that are as good."""
+        return self.steps - sum(len(position.behind) for position in self.positions)
+
+    @property
     def fewest_agreeing(self) -> int:
         """The number of steps whose best token must be the reference's: the limit's share minus three standard deviations of
         a sample of this size, so that a single step of a short text does not decide the result."""

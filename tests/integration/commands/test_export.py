@@ -53,9 +53,13 @@ def interrupted(path: Path, flags: list[str], number: int) -> subprocess.Complet
 
 
 def said_by_an_export(stdout: str) -> None:
-    exported, checked, following = stdout.splitlines()
+    exported, checked, reading, with_code, with_outputs, following = stdout.splitlines()
     assert exported == "exported tiny: family tutorial"
-    assert re.match(r"  fp32 matches PyTorch: errors reach \d+% of the allowed rounding error \(", checked)
+    assert re.match(r"  fp32 graphs equal our reading: errors reach \d+% of the allowed rounding error \(", checked)
+    assert reading.startswith("  our reading of tiny.pt is unconfirmed: n_heads 3, norm_first false, activation relu, ")
+    again = r"tfexport export tiny.pt --module my_code.py:build --src-vocab \S+ --tgt-vocab \S+ -o tiny --force"
+    assert re.fullmatch(f"  confirm it with your own code: {again}", with_code)
+    assert with_outputs.endswith("add --expect FILE to this command")
     assert following == "next: tfexport parity tiny INPUT; tfexport decode tiny INPUT"
 
 
@@ -179,8 +183,12 @@ def test_export_in_half_precision(
     assert outcome.code == 0, outcome.stderr
     names = ["fp32", "fp16", *["bf16"] * ("bf16" in given)]
     assert outcome.lines[0].endswith(": family tutorial")
-    for name, line in zip(names, outcome.lines[1 : 1 + len(names)], strict=True):
-        assert re.match(rf"  {name} matches PyTorch: errors reach \d+% of the allowed rounding error ", line)
+    for name in names:
+        (line,) = (line for line in outcome.lines if line.startswith(f"  {name} graphs"))
+        assert re.match(rf"  {name} graphs equal our reading: errors reach \d+% of the allowed rounding error ", line)
+    for name in names[1:]:
+        (line,) = (line for line in outcome.lines if line.startswith(f"  {name} chooses"))
+        assert re.match(rf"  {name} chooses the token of float32 at \d+ of \d+ steps of random sentences", line)
     bundle = open_bundle(here.with_suffix(""))
     assert bundle.precisions == ["float32", "float16", *["bfloat16"] * ("bf16" in given)]
 

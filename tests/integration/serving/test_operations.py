@@ -346,8 +346,12 @@ def test_a_server_that_drains_is_not_ready_and_still_answers(catalog: Catalog) -
 def test_ready_tells_what_has_no_certificate_and_certified_refuses_it(catalog: Catalog, tiny_bundle: Path) -> None:
     [told] = client(catalog).get("/ready").json()["models"]
     assert told["certified"] is False
-    assert "was not compared with PyTorch" in told["problem"]
-    with pytest.raises(TfexportError, match=r"is not served: .* not compared with PyTorch. Run tfexport parity"):
+    assert "was not compared with our reading on real text" in told["problem"]
+    assert told["confirmed"] is False
+    assert told["reading"].startswith("unconfirmed: n_heads 3, ")
+    with pytest.raises(
+        TfexportError, match=r"is not served: .* not compared with our reading on real text. Run tfexport parity"
+    ):
         Catalog([Place("tiny", tiny_bundle)], HowToLoad(certified=True))
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tfexport.bundle.reader import file_sha256
 from tfexport.config import ModelConfig
+from tfexport.confirmation import Confirmation
 from tfexport.errors import CheckpointError, ConfigError
-from tfexport.models.checkpoints.confirmation import Confirmation
 from tfexport.models.checkpoints.convert import convert, differently_shaped, shown_by_names, tie
 from tfexport.models.checkpoints.hints import (
     ALWAYS,
@@ -32,11 +32,13 @@ from tfexport.models.checkpoints.hints import (
     with_template,
 )
 from tfexport.models.checkpoints.recognise import FAMILIES, NATIVE, Chosen, family_of, refuse_leading_zeros
+from tfexport.models.checkpoints.unconfirmed import Known
 from tfexport.models.families.family import SOURCE_ENDS, Family
 from tfexport.models.families.torch_parts import refuse_positions
 from tfexport.models.formats import native
 from tfexport.models.formats.files import read_file
 from tfexport.models.formats.native import Tokenizers
+from tfexport.models.formats.reparametrised import whole_weights
 from tfexport.models.model import Model, build_model
 from tfexport.models.positions import COMPUTED
 from tfexport.models.toolkits import ctranslate2, fairseq, hugging_face, joeynmt, marian, opennmt
@@ -141,6 +143,8 @@ class Inspection:
     notes: tuple[str, ...]
     ignored: tuple[str, ...] = ()
     """The names of tensors that the user said belong to no layer."""
+    confirmation: Confirmation = field(default_factory=Confirmation)
+    """Who confirms the known fields."""
 
 
 def load_checkpoint(
@@ -213,6 +217,8 @@ class Reading:
     """Default search options of the model's library, from `generation_config.json`."""
     unsaid: tuple[str, ...] = ()
     """Fields that the user's own family file should say and does not."""
+    defaults: tuple[str, ...] = ()
+    """Those of `fields` that a toolkit assumes because its checkpoint lacks them."""
 
     def telling(self, given: Tokenizers | None) -> Tokenizers:
         """The tokenizers that define the model's special tokens."""
@@ -222,6 +228,18 @@ class Reading:
         """Notes for a user who gives these vocabularies."""
         absent = (note for side, note in self.absent.items() if given is None or getattr(given, side) is None)
         return (*dict.fromkeys(absent), *(self.family.notes if self.family else ()))
+
+    def _confirmation(self, settings: Mapping[str, Any], tokenizers: Tokenizers) -> Confirmation:
+        """Who confirms these `ModelConfig` fields."""
+        known = Known(
+            self.family,
+            self.fields,
+            self.defaults,
+            self.hints,
+            parted(self.family, picked_of(self.given)[1])[1],
+            self.describes_text or self.family is None,
+        )
+        return known.confirmation(settings, self.weights, tokenizers)
 
     def _id_problems(self, used: Tokenizers, given: Tokenizers | None, config: ModelConfig) -> Iterable[str]:
         if not self.describes_text:
@@ -270,12 +288,14 @@ class Reading:
             },
             ignored=self.ignored,
             generation=self.generation,
+            confirmation=self._confirmation(config.to_dict(), tokenizers),
         )
 
     def inspection(self, given: Tokenizers | None = None) -> Inspection:
         """The description of the checkpoint; see `inspect_checkpoint`."""
         fields, missing = complete(self.family, self.fields, self.hints, self.telling(given))
         problems: list[str] = []
+        settings: dict[str, Any] = fields
         if not self.unclear:
             # Few shapes depend on a field that a file cannot contain, so any value is good enough to check the others.
             stand_ins = {**STAND_INS, "max_source_length": 1, "max_target_length": 1, "positions": "sinusoidal"}
@@ -283,6 +303,7 @@ class Reading:
             if "n_heads" in missing:  # the encoder's heads need not divide those that stand in
                 stood_in["n_encoder_heads"] = 0
             config = ModelConfig.from_dict({**fields, **stood_in}, where=str(self.path))
+            settings = {name: value for name, value in config.to_dict().items() if name not in missing}
             other = config.replace(n_heads=2 if config.d_head else config.d_model) if "n_heads" in missing else config
             problems = convert(self.family, self.weights, config, unknown=differently_shaped(config, other))[1]
         tokenizers = self.tokenizers.replaced_by(given)
@@ -297,6 +318,7 @@ class Reading:
             vocabulary=tokenizers.source is not None or tokenizers.target is not None,
             notes=(*self.notes(given), *unsplit(tokenizers)),
             ignored=self.ignored,
+            confirmation=self._confirmation(settings, tokenizers),
         )
 
 
@@ -336,25 +358,27 @@ def read_checkpoint(
         absent=found.absent,
         ignored=ignored,
         generation=found.generation,
+        defaults=found.assumed,
     )
 
 
 def _read_state_dict(path: Path, hints: Mapping[str, Any], chosen: Chosen) -> Reading:
     picked, about = picked_of(hints)
     raw, given = read_file(path, picked=picked), dict(hints)
+    weights = whole_weights(path, raw.weights)
     if native.is_native(raw.metadata):
         if chosen not in (None, NATIVE):
             raise CheckpointError(f"{path} is of the family {NATIVE}, not {_name(chosen)}. Leave out --family.")
         config, tokenizers = native.read_description(path, raw.metadata)
         said = parted(None, about)[0]
         check_told(path, config.to_dict(), said)
-        return Reading(path, raw.weights, None, config.to_dict(), said, {}, tokenizers, given, ignored=raw.ignored)
-    found = family_of(path, raw.weights, chosen)
-    refuse_leading_zeros(path, raw.weights, found)
+        return Reading(path, weights, None, config.to_dict(), said, {}, tokenizers, given, ignored=raw.ignored)
+    found = family_of(path, weights, chosen)
+    refuse_leading_zeros(path, weights, found)
     said, parts = parted(found, about)
-    fitted, unclear = found.fit(raw.weights, {**said, **parts})
+    fitted, unclear = found.fit(weights, {**said, **parts})
     try:
-        fields = fitted.read_config(raw.weights)
+        fields = fitted.read_config(weights)
     except (KeyError, ValueError, IndexError) as error:
         raise CheckpointError(
             f"a weight of {path} from which the sizes are read is missing or misshapen: {error}. Check that the file is "
@@ -363,13 +387,13 @@ def _read_state_dict(path: Path, hints: Mapping[str, Any], chosen: Chosen) -> Re
     unsaid: tuple[str, ...] = ()
     if fitted.is_own:
         fitted, said = _with_computed_positions(fitted, said)
-        fields, unsaid = _own_fields(fitted, raw.weights, fields, said)
+        fields, unsaid = _own_fields(fitted, weights, fields, said)
         fitted = replace(fitted, asked=tuple(dict.fromkeys((*fitted.asked, *unsaid))))
     if isinstance(offset := said.get("position_offset"), int) and "position_offset" not in fields:
         for name in fields.keys() & {"max_source_length", "max_target_length"}:
             fields[name] -= offset  # the file gives the rows of its tables
     nothing = Tokenizers(None, None)
-    return Reading(path, raw.weights, fitted, fields, said, unclear, nothing, given, ignored=raw.ignored, unsaid=unsaid)
+    return Reading(path, weights, fitted, fields, said, unclear, nothing, given, ignored=raw.ignored, unsaid=unsaid)
 
 
 def _with_computed_positions(family: Family, said: Mapping[str, Any]) -> tuple[Family, dict[str, Any]]:

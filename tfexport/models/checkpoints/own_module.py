@@ -1,22 +1,25 @@
-"""Reads a checkpoint by running the user's own module: `--module my_code.py:build`.
+"""Reads a checkpoint by running the user's own module: `--module my_code.py:build`, or a live module in Python.
 
 The file that the user names is run, because the user wrote it, as a family file is. Nothing in a checkpoint can name one.
 """
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tfexport.bundle.reader import file_sha256
 from tfexport.config import ModelConfig
+from tfexport.confirmation import Confirmation
 from tfexport.errors import CheckpointError, ConfigError
-from tfexport.models.checkpoints.confirmation import Confirmation
 from tfexport.models.checkpoints.convert import tie, unshared
 from tfexport.models.checkpoints.hints import (
     PARTS,
@@ -49,6 +52,23 @@ class OwnModule:
     """Its name, such as `my_code.py:build`."""
     adapter: Callable[..., Tensor] | None = None
     """The user's own `call(model, src, tgt)`."""
+    is_trained: bool = False
+    """Whether the module has its trained weights, so that no file is read."""
+
+    @classmethod
+    def of_live(cls, module: nn.Module, adapter: Callable[..., Tensor] | None) -> OwnModule:
+        """A module of a running program. It is copied, because reading changes the parameters."""
+
+        def build() -> nn.Module:
+            try:
+                return copy.deepcopy(module).cpu()
+            except Exception as error:  # whatever the user's class holds
+                raise CheckpointError(
+                    f"{type(module).__name__} cannot be copied ({error}). Save its state_dict, and export the file with "
+                    "module='FILE.py:NAME'."
+                ) from error
+
+        return cls(build, type(module).__name__, adapter, is_trained=True)
 
 
 def module_of(spec: str) -> OwnModule:
@@ -100,7 +120,7 @@ def read_own_module(
     """Read a checkpoint with the user's module: what its `forward` computes, proven in float64.
 
     Args:
-        path: the file with the module's weights.
+        path: the file with the module's weights; of a trained module only its name.
         hints: special ids, lengths, `source_bos` and `source_eos`, and what selects weights in the file.
 
     Raises:
@@ -113,8 +133,13 @@ def read_own_module(
     tokenizers = tokenizers or Tokenizers(None, None)
     ids = _ids(path, about, tokenizers)
     module = own.build()
-    raw = read_file(path, picked=picked)
-    load_weights(module, raw.weights, path, own.about)
+    ignored: tuple[str, ...] = ()
+    if not own.is_trained:
+        raw = read_file(path, picked=picked)
+        ignored = raw.ignored
+        load_weights(module, raw.weights, path, own.about)
+        del raw  # the module has the weights now
+    sha256 = _digest(module) if own.is_trained else file_sha256(path)
     lengths = {"encoder": about.get("max_source_length"), "decoder": about.get("max_target_length")}
     options = ReadingOptions(
         pad_id=ids["pad_id"],
@@ -129,7 +154,7 @@ def read_own_module(
     config, weights = tie(live.config, live.weights)
     return Checkpoint(
         path=path,
-        sha256=file_sha256(path),
+        sha256=sha256,
         family=FAMILY,
         config=config,
         weights=unshared(weights),
@@ -137,9 +162,18 @@ def read_own_module(
         given={**{name: ids[name] for name in _IDS}, **hints},
         family_notes=tuple(live.notes),
         odd=(*size_problems(tokenizers, config), *id_problems(tokenizers, config)),
-        ignored=raw.ignored,
+        ignored=ignored,
         confirmation=_confirmation(own, live.proof, about),
     )
+
+
+def _digest(module: nn.Module) -> str:
+    """The sha256 of the names, types, shapes and numbers of a module's state."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _ids(path: Path, about: Mapping[str, Any], tokenizers: Tokenizers) -> dict[str, Any]:

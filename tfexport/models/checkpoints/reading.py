@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor, nn
+
 from tfexport.errors import ConfigError, TfexportError, TokenizerError
 from tfexport.models.checkpoints.hints import read_hints
 from tfexport.models.checkpoints.load import Checkpoint, load_checkpoint
@@ -33,6 +35,23 @@ def open_checkpoint(checkpoint: Path, options: ExportedCheckpointOptions, say: S
     return read_with_text(checkpoint, hints_of(options, checkpoint, say), _chosen(options), text=options)
 
 
+def open_module(
+    module: nn.Module, call: Callable[..., Tensor] | None, options: ExportedCheckpointOptions, say: Say
+) -> Checkpoint:
+    """Read a live module with the user's options.
+
+    Args:
+        call: the user's `call(model, src, tgt)`, for modules with an unusual forward.
+
+    Raises:
+        TfexportError: the module cannot be read, or a required value is missing.
+    """
+    if options.module is not None or options.family is not None or options.expect is not None:
+        raise ConfigError("a live module says all that module, family and expect say. Leave them out.")
+    own = OwnModule.of_live(module, call)
+    return read_with_text(Path(own.about), hints_of(options, None, say), own, text=options)
+
+
 def chosen_family(options: FamilyOptions) -> Chosen:
     """The name of a family, or the families of the user's own family file, which is run."""
     if options.family is None or not options.family.endswith(".py"):
@@ -49,17 +68,20 @@ def _chosen(options: ExportedCheckpointOptions) -> Chosen | OwnModule:
     return module_of(options.module)
 
 
-def hints_of(options: FamilyOptions, checkpoint: Path, say: Say) -> dict[str, Any]:
+def hints_of(options: FamilyOptions, checkpoint: Path | None, say: Say) -> dict[str, Any]:
     """The `ModelConfig` fields and names of layers that the user gives. Options override the JSON file.
+
+    Args:
+        checkpoint: the file next to which a JSON file may be; None for a live module.
 
     Raises:
         ConfigError: the JSON file cannot be read, or has an unknown field.
     """
-    beside = checkpoint.parent / f"{checkpoint.stem}.json"
+    beside = None if checkpoint is None else checkpoint.parent / f"{checkpoint.stem}.json"
     given: dict[str, Any] = {}
     if options.config is not None:
         given = read_hints(options.config)
-    elif beside.is_file() and beside != checkpoint:
+    elif beside is not None and beside.is_file() and beside != checkpoint:
         try:
             given = read_hints(beside)
             say(f"note: using the configuration {beside}")

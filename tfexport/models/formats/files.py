@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tfexport.errors import CheckpointError
 from tfexport.models.formats.pickled_options import read_inert
-from tfexport.models.formats.reparametrised import require_floats, whole_weights
+from tfexport.models.formats.reparametrised import require_floats
 from tfexport.models.formats.state_dicts import Picked, find_state_dict, tensors_of, what_is, without_prefix
 from tfexport.system.atomic_files import move
 from tfexport.system.regular_files import open_regular
@@ -74,8 +74,7 @@ def read_file(path: Path, *, unwrap: bool = True, picked: Picked = EVERYTHING) -
         return RawCheckpoint(_copied(_bare(path, content)), metadata)
     entries, ignored = picked.without_ignored(find_state_dict(path, content, picked.key))
     require_floats(path, entries)
-    weights = whole_weights(path, _copied(tensors_of(path, entries)))
-    weights, also_ignored = picked.without_ignored(without_prefix(weights))
+    weights, also_ignored = picked.without_ignored(without_prefix(_copied(tensors_of(path, entries))))
     picked.require_used(path, (*ignored, *also_ignored))
     return RawCheckpoint(weights, metadata, (*ignored, *also_ignored))
 

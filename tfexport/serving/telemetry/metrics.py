@@ -98,6 +98,7 @@ class _Schedulers(Collector):
                 "runtime": one.runtime,
                 "precision": one.precision,
                 "certified": str(one.uncertified is None).lower(),
+                "confirmed": str(one.bundle.origin.confirmation.is_confirmed).lower(),
             }
             info.add_metric([one.name], about)
         yield info

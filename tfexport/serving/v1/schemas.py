@@ -256,6 +256,10 @@ class ModelInfo(BaseModel):
     attention: bool = Field(False, description="The bundle can return attention.")
     certified: bool = Field(description="A certificate of `tfexport parity` holds for the bundle on this machine.")
     problem: str | None = Field(None, description="Why none holds.")
+    reading: str = Field(
+        description="What confirms that the checkpoint was read right, and which settings it does not."
+    )
+    confirmed: bool = Field(description="The owner's code, its outputs or the file itself confirm all settings.")
 
 
 class Models(BaseModel):

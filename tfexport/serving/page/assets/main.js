@@ -171,15 +171,16 @@ function nameOf({ name, source: from, target: to }) {
 }
 
 function changeModel() {
-  const { name, source: from, target: to, runtime, precision, certified, problem } = model();
+  const { name, source: from, target: to, runtime, precision, certified, problem, confirmed, reading } = model();
   remember("model", name);
   byId("source-label").textContent = from ? languageOf(from) : "Source";
   byId("target-label").textContent = to ? languageOf(to) : "Translation";
   source.lang = tagOf(from);
   byId("target").lang = tagOf(to);
   byId("swap").hidden = !reverse();
-  byId("about").textContent = `${name} · ${precision} · ${runtime} · ${certified ? "parity checked" : "parity not checked"}`;
-  byId("about").title = problem ?? "";
+  const checks = [certified ? "parity checked" : "parity not checked", confirmed ? "reading confirmed" : "reading unconfirmed"];
+  byId("about").textContent = [name, precision, runtime, ...checks].join(" · ");
+  byId("about").title = [problem, `reading: ${reading}`].filter(Boolean).join("\n");
   translateNow();
 }
 
