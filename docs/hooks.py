@@ -309,6 +309,34 @@ def cuda_dry_steps() -> str:
     return f"{_table(*step_table(record['steps']))}\n\n{_table(*size_table(record['sizes']))}"
 
 
+def expected_outputs() -> str:
+    """What benchmarks/expected_outputs.py measured."""
+    record = json.loads((RESULTS / "expected_outputs.json").read_text(encoding="utf-8"))
+    rows = [
+        (program["name"], row["lines"], f"{row['left']:,} of {program['combinations']:,}", _still_open(row["open"]))
+        for program in record["programs"]
+        for row in program["rows"]
+    ]
+    times = [(f"{program['name']}, tiny", program) for program in record["programs"]]
+    if record["base"]:
+        times.append((f"base size, {record['base']['parameters'] / 1e6:.0f} million parameters", record["base"]))
+    kinds = ("given", "missing", "wrong")
+    seconds = [(name, *(f"{facts[kind]['seconds']:.1f} s" for kind in kinds)) for name, facts in times]
+    head = ("model", "all settings given", "settings left out", "one flag is wrong")
+    return "\n\n".join(
+        [
+            _table(("model", "lines", "left", "settings still open"), rows),
+            "The time of a reading with 32 complete lines, on one thread of a machine that did other work too:",
+            _table(head, seconds),
+            _machine(record["machine"]),
+        ]
+    )
+
+
+def _still_open(settings: dict[str, list[Any]]) -> str:
+    return "; ".join(f"`{name}` ({len(values)} values)" for name, values in settings.items()) or "none"
+
+
 def search_host() -> str:
     """What benchmarks/search_host.py measured."""
     from benchmarks.search_host import table
@@ -411,6 +439,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "cuda-dry-steps": cuda_dry_steps,
     "step-model": step_model,
     "step-model-measured": step_model_measured,
+    "expected-outputs": expected_outputs,
     "search-host": search_host,
     "output-projection": output_projection,
     "gpu-parity": lambda: recorded("gpu"),

@@ -25,10 +25,11 @@ from tfexport.exporter.pipeline import Exported, automatic_precisions, bundle_be
 from tfexport.exporter.pipeline import export as run_export
 from tfexport.models.checkpoints.load import Inspection, inspect_checkpoint
 from tfexport.models.checkpoints.options import ExportedCheckpointOptions, ModelOptions, ReferenceOptions
-from tfexport.models.checkpoints.reading import chosen_family, hints_of, open_checkpoint, open_module, read_with_text
+from tfexport.models.checkpoints.reading import chosen_family, hints_of, open_module, read_with_text
 from tfexport.option import checked, declared
 from tfexport.system.input_files import lines_of
 from tfexport.verification.budget import choosers_of
+from tfexport.verification.confirmed_reading import open_confirmed
 from tfexport.verification.gate import DecodingGate
 from tfexport.verification.options import CompareOptions
 from tfexport.verification.parity import Comparison, Reference, check
@@ -79,7 +80,7 @@ def export(
         tolerance: the largest absolute difference that `parity` accepts; by default derived from rounding.
         force: replace an existing bundle.
         described: options of `tfexport export` that describe the checkpoint or a budget, such as
-            `heads=8, src_vocab="de.json"`.
+            `heads=8, src_vocab="de.json"`, or that give outputs of your own program, `expect="out.tsv"`.
 
     Raises:
         CheckpointError: the file cannot be read, its family is unknown, or its weights do not match its config.
@@ -103,7 +104,7 @@ def export(
     if isinstance(checkpoint, nn.Module):
         loaded = open_module(checkpoint, call, options, _note)
     else:
-        loaded = open_checkpoint(path_of("checkpoint", checkpoint), options, _note)
+        loaded = open_confirmed(path_of("checkpoint", checkpoint), options, _note)
     refuse_to_overwrite(place.resolve(), force)  # before a budget's text is decoded
     return run_export(
         loaded,
@@ -132,8 +133,8 @@ def parity(
         runtimes: the runtimes to compare.
         checkpoint: the checkpoint to use as reference; by default the bundle's own weights are the reference.
         targets: a translation of each sentence, for BLEU and chrF.
-        options: options of `tfexport parity`, for the comparison, such as `beams=(1, 4), precisions=("int8",)`, and for
-            reading the checkpoint, such as `src_vocab="de.json"`.
+        options: options of `tfexport parity`, for the comparison, such as `beams=(1, 4), precisions=("int8",)` or outputs of
+            your own program, `expect="out.tsv"`, and for reading the checkpoint, such as `src_vocab="de.json"`.
 
     Raises:
         TfexportError: the bundle or the checkpoint cannot be read, no sentence can be decoded, or an option cannot be used.

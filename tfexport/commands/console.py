@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tfexport.graph_checks.gate import Agreement
     from tfexport.models.checkpoints.load import Checkpoint, Inspection
     from tfexport.serving.triton import Repository
+    from tfexport.verification.expected_decoding import ExpectedReport
     from tfexport.verification.files import Mismatch
     from tfexport.verification.invariance import Invariance
     from tfexport.verification.parity import Comparison
@@ -203,6 +204,7 @@ def print_verdict(comparison: Comparison, arranged: Sequence[Invariance]) -> Non
         graphs[check.file] = graphs.get(check.file, True) and check.first is None
     parts = {
         "comparisons of outputs": [report.passed for report in comparison.reports],
+        "comparisons with expected outputs": [report.passed for report in comparison.expected],
         "graphs": [*graphs.values()],
         "comparisons of batches": [found.passed for found in arranged],
     }
@@ -271,6 +273,17 @@ def print_parity(report: ParityReport) -> None:
     print(f"  {'PASSED' if report.passed else 'FAILED'}")
     for failure in report.failures:
         print(f"    {failure}")
+
+
+def print_expected(report: ExpectedReport) -> None:
+    """Print what `tfexport parity --expect` says of a runtime."""
+    variant = f"{report.runtime} in {short_name(report.precision)}"
+    print(f"{variant}: {report.right} of {report.total} expected outputs of {report.path}")
+    for difference in report.differences[:MOST_DIVERGENCES]:
+        print(f"  {difference}")
+    if len(report.differences) > MOST_DIVERGENCES:
+        print(f"  and {len(report.differences) - MOST_DIVERGENCES} more lines")
+    print(f"  {'PASSED' if report.passed else 'FAILED'}")
 
 
 def print_probe(found: Probe) -> None:

@@ -58,7 +58,8 @@ def export(
         wanted.write(directory)
     if not loaded.confirmation.is_confirmed:
         print(f"  confirm it with your own code: {request.with_module()}")
-        print("  or with the outputs of your own program: add --expect FILE to this command")
+        if described.expect is None:
+            print("  or with the outputs of your own program: add --expect FILE to this command")
     if loaded.config.is_classifier:
         print(f"next: tfexport classify {directory} INPUT")
     else:
@@ -107,10 +108,15 @@ class Request:
         return f"tfexport export {checkpoint} {given} -o {directory} --force"
 
     def load(self) -> LoadedCheckpoint:
-        """Read the checkpoint."""
-        from tfexport.models.checkpoints.reading import open_checkpoint
+        """Read the checkpoint, and the expected outputs if there are any."""
+        if self.described.expect is None:
+            from tfexport.models.checkpoints.reading import open_checkpoint
 
-        return open_checkpoint(self.checkpoint, self.described, say)
+            return open_checkpoint(self.checkpoint, self.described, say)
+        from tfexport.verification.confirmed_reading import open_confirmed
+
+        with working(f"comparing with {self.described.expect}"):
+            return open_confirmed(self.checkpoint, self.described, say)
 
     def wanted(self) -> GraphsTarget:
         """The files to write beyond the graphs."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tfexport.commands.console import (
+    print_expected,
     print_graphs,
     print_invariance,
     print_mismatches,
@@ -167,6 +168,7 @@ def _record(comparison: Comparison, arranged: Sequence[Invariance], *, values: b
     """The results, for JSON."""
     return {
         "reports": [found.to_dict() for found in comparison.reports],
+        "expected": [report.to_dict() for report in comparison.expected],
         "mismatches": [found.to_dict() for found in comparison.mismatches],
         "graphs": [found.to_dict(values=values) for checks in comparison.graphs.values() for found in checks],
         "invariance": [found.to_dict() for found in arranged],
@@ -177,6 +179,8 @@ def _print(comparison: Comparison, arranged: Sequence[Invariance], *, bisect: bo
     """Print the results for people."""
     for found in comparison.reports:
         print_parity(found)
+    for report in comparison.expected:
+        print_expected(report)
     print_graphs([check for checks in comparison.graphs.values() for check in checks], bisect=bisect)
     print_mismatches(comparison.mismatches)
     for arrangements in arranged:
@@ -198,6 +202,7 @@ def _certify(comparison: Comparison, refuted: Collection[tuple[str, Precision]])
     passed, failed = [], []
     for (runtime, precision), reports in comparison.variants.items():
         holds = comparison.holds(precision) and all(report.passed for report in reports)
+        holds = holds and comparison.is_expected(runtime, precision)
         if not holds or (runtime, precision) in refuted:
             failed.append((runtime, precision))
         elif max(report.steps for report in reports) < ENOUGH_STEPS:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +17,8 @@ from tfexport.system.json_text import json_text
 
 if TYPE_CHECKING:
     from tfexport.models.checkpoints.load import Checkpoint as LoadedCheckpoint
+    from tfexport.models.checkpoints.recognise import Chosen
+    from tfexport.verification.probe_self import Check
 
 
 @with_options
@@ -35,7 +38,7 @@ def probe(
     A family file with a function `reference` has the module that the weights were trained in. The command compares it layer
     by layer, and names the first layer that differs.
     """
-    from tfexport.models.checkpoints.reading import chosen_family, hints_of, read_vocabularies, with_codes
+    from tfexport.models.checkpoints.reading import chosen_family, read_vocabularies, with_codes
     from tfexport.models.toolkits.toolkit import TextOptions
     from tfexport.verification.probe import MOST_SENTENCES
     from tfexport.verification.probe import probe as run_probe
@@ -51,20 +54,38 @@ def probe(
             say(f"note: compared on the first {MOST_SENTENCES} of {len(found)} sentences")
         return found[:MOST_SENTENCES]
 
-    hints = hints_of(described, checkpoint, say)
+    family = chosen_family(described)
+    hints, expected = _hints(checkpoint, described, family)
     with working(f"probing {checkpoint}"):
         found = run_probe(
             checkpoint,
             hints,
             tokenizers=read_vocabularies(described, hints.get("unk_id")),
-            family=chosen_family(described),
+            family=family,
             text=TextOptions(described.src_lang, described.tgt_lang, described.prefix),
             sources_of=sources_of if source is not None else None,
             tolerance=tolerance,
         )
+    found = replace(found, checks=(*found.checks, *expected))
     if as_json:
         print(json_text(found.to_dict(), indent=1))
     else:
         print_probe(found)
     if not found.passed:
         raise typer.Exit(1)
+
+
+def _hints(checkpoint: Path, described: CheckpointOptions, family: Chosen) -> tuple[dict[str, Any], list[Check]]:
+    """The hints about a checkpoint, completed by its expected outputs, and the check of these."""
+    from tfexport.verification.confirmed_reading import confirmed_hints
+    from tfexport.verification.probe_self import Check
+
+    if described.expect is None:
+        return confirmed_hints(checkpoint, described, family, say).hints, []
+    with working(f"comparing with {described.expect}"):
+        confirmed = confirmed_hints(checkpoint, described, family, say)
+    confirmation = confirmed.confirmation
+    about = confirmation.about or f"all right, but {described.expect.name} has too few lines to confirm the settings"
+    if confirmation.unconfirmed:
+        about += f"; other values give the same: {', '.join(confirmation.unconfirmed)}"
+    return confirmed.hints, [Check("expected outputs", True if confirmation.by else None, about)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from tfexport.contract import Precision, precisions_of
 from tfexport.decoding.request_options import InputFormat
@@ -35,6 +36,13 @@ class CompareOptions(Options):
     max_length: int = option(256, minimum=1, help="Largest number of tokens to generate, eos included.", panel=_WHAT)
     input_format: InputFormat | None = option(
         None, help="Input format: raw text, tokens separated by spaces, or the ids that the encoder reads.", panel=_WHAT
+    )
+    expect: Path | None = option(
+        None,
+        metavar="FILE",
+        help="Greedy outputs of your own program, which the runtimes must decode: a source, a tab and its output in each "
+        "line.",
+        panel=_WHAT,
     )
     float64: bool = option(False, help="Compute the reference in float64.", panel=_HOW)
     tolerance: float | None = option(

@@ -32,6 +32,7 @@ from tfexport.system.processes import return_freed_memory
 from tfexport.verification.bleu_chrf import Quality
 from tfexport.verification.compare import compare, compare_all, random_sources
 from tfexport.verification.expected import as_inputs
+from tfexport.verification.expected_decoding import ExpectedReport, compare_outputs, examples_of
 from tfexport.verification.files import (
     Mismatch,
     config_mismatches,
@@ -74,6 +75,8 @@ class Comparison:
     of_another_version: Sequence[str] = ()
     """The files that another version of tfexport wrote: the nodes of such graphs, and the entries of graphs in such a
     manifest, were not compared."""
+    expected: Sequence[ExpectedReport] = ()
+    """What each runtime and precision decodes, beside the outputs of the owner's own program."""
 
     @property
     def variants(self) -> dict[tuple[str, Precision], list[ParityReport]]:
@@ -91,7 +94,16 @@ class Comparison:
     def passed(self) -> bool:
         """Whether every output, every graph and every file passed."""
         return (
-            all(report.passed for report in self.reports) and all(map(self.holds, self.graphs)) and not self.mismatches
+            all(report.passed for report in self.reports)
+            and all(report.passed for report in self.expected)
+            and all(map(self.holds, self.graphs))
+            and not self.mismatches
+        )
+
+    def is_expected(self, runtime: str, precision: Precision) -> bool:
+        """Whether a runtime decodes all expected outputs; also if there are none."""
+        return all(
+            report.passed for report in self.expected if (report.runtime, report.precision) == (runtime, precision)
         )
 
 
@@ -135,6 +147,7 @@ def check(
     bundle = open_bundle(directory)
     if targets is not None and lines is None:
         raise TfexportError("targets are translations of the input, and no input was given. Give INPUT too.")
+    examples = None if options.expect is None else examples_of(bundle, options.expect)
     writer = None if targets is None else Writer.of(bundle, "text")
     reference, source = TorchRuntime.from_bundle(bundle, threads=threads), "bundle"
     unknown: tuple[str, ...] = ()
@@ -168,17 +181,31 @@ def check(
     if writer is not None:
         for report in reports:
             report.quality = quality_of(report, writer, wanted)
+    expected = [compare_outputs(runtime, examples, batch_size=options.batch_size) for runtime in loaded if examples]
     of_graphs = dict.fromkeys(runtime.precision for runtime in loaded if not runtime.name.startswith("torch"))
     del loaded  # the graphs are loaded again, one by one
     graphs = {precision: check_graphs(bundle, model, precision, tolerance=tolerance) for precision in of_graphs}
-    inputs = {
-        "sha256": hashlib.sha256(json.dumps(sources).encode()).hexdigest(),
-        "sentences": len(sources),
-        "random": lines is None,
-    }
+    inputs = _summary(sources, random=lines is None)
     return Comparison(
-        bundle, reference, source, inputs, sources, reports, searches, graphs, mismatches, unknown, tuple(others)
+        bundle,
+        reference,
+        source,
+        inputs,
+        sources,
+        reports,
+        searches,
+        graphs,
+        mismatches,
+        unknown,
+        tuple(others),
+        expected,
     )
+
+
+def _summary(sources: Sequence[Sequence[int]], *, random: bool) -> dict[str, Any]:
+    """What was compared, for certificates."""
+    sha256 = hashlib.sha256(json.dumps(sources).encode()).hexdigest()
+    return {"sha256": sha256, "sentences": len(sources), "random": random}
 
 
 def check_graphs(

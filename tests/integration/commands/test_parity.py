@@ -77,7 +77,7 @@ def test_parity_passes(run: Run, tiny_bundle: Path, tiny_checkpoint: TinyCheckpo
     assert other.endswith("give it with --tgt-vocab")
     outcome = run("parity", tiny_bundle, *arguments, "--json", "--runtime", "torch", "--runtime", "ort-cpu")
     told = json.loads(outcome.stdout)
-    assert told.keys() == {"passed", "reports", "mismatches", "graphs", "invariance"}
+    assert told.keys() == {"passed", "reports", "expected", "mismatches", "graphs", "invariance"}
     assert told["passed"] is True
     assert told["mismatches"] == told["invariance"] == []
     assert all(graph["first"] is None and "values" not in graph for graph in told["graphs"])

@@ -101,7 +101,7 @@ def asking(path: Path, missing: Mapping[str, str], family: Family | None, unsaid
         unsaid: those of the missing fields that a user's own family file should say.
     """
     usual = {} if family is None else family.usual
-    known = ", ".join(_said(name, usual[name]) for name in missing if name in usual)
+    known = ", ".join(as_flag(name, usual[name]) for name in missing if name in usual)
     flags = " ".join(dict.fromkeys(missing.values()))
     own = ", ".join(f'"{name}": {_WRITTEN[name]}' for name in unsaid)
     return (
@@ -126,7 +126,8 @@ ARITHMETIC = tuple(name for name in _WRITTEN if name not in SOURCE_ENDS)
 """Fields that neither a file nor the canonical names of its weights show, beside heads, special ids and `SOURCE_ENDS`."""
 
 
-def _said(name: str, value: object) -> str:
+def as_flag(name: str, value: object) -> str:
+    """A field and its value as a flag."""
     if name not in USAGE:
         return f"{name} {value}"
     flag = USAGE[name].split()[0]

@@ -47,6 +47,7 @@ from tfexport.models.toolkits.toolkit import TextOptions, Toolkit
 __all__ = [
     "FAMILIES",
     "NATIVE",
+    "STAND_INS",
     "TOOLKITS",
     "Checkpoint",
     "Inspection",
@@ -62,6 +63,13 @@ TOOLKITS = (
     *(hugging_face.TOOLKIT, fairseq.TOOLKIT, opennmt.TOOLKIT),
 )
 """Toolkits whose checkpoints describe themselves, in the order in which they are tried."""
+
+STAND_INS: Mapping[str, Any] = {
+    **{"n_heads": 1, "embedding_scale": 1.0, "activation": "relu", "norm_first": False},
+    **{"norm": "layer", "norm_eps": 1e-5},
+    **dict.fromkeys(SOURCE_ENDS, False),
+}
+"""Any values for fields that a file cannot contain and on which no shape depends."""
 
 
 @dataclass(frozen=True)
@@ -290,9 +298,7 @@ class Reading:
         settings: dict[str, Any] = fields
         if not self.unclear:
             # Few shapes depend on a field that a file cannot contain, so any value is good enough to check the others.
-            stand_ins = {"n_heads": 1, "embedding_scale": 1.0, "activation": "relu", "norm_first": False}
-            stand_ins |= {"max_source_length": 1, "max_target_length": 1, "positions": "sinusoidal"}
-            stand_ins |= {"norm": "layer", "norm_eps": 1e-5, **dict.fromkeys(SOURCE_ENDS, False)}
+            stand_ins = {**STAND_INS, "max_source_length": 1, "max_target_length": 1, "positions": "sinusoidal"}
             stood_in = {name: stand_ins.get(name, 0) for name in missing}
             if "n_heads" in missing:  # the encoder's heads need not divide those that stand in
                 stood_in["n_encoder_heads"] = 0

@@ -246,7 +246,19 @@ class ReferenceOptions(TextSettings, FamilyOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointOptions(IdOptions, TextSettings, ModelOptions):
+class ExpectOptions(Options):
+    """What the owner's program made of some sources."""
+
+    expect: Path | None = option(
+        None,
+        metavar="FILE",
+        help="Greedy outputs of your own program: a source, a tab and its output in each line. They confirm the settings, "
+        "or tell those that you leave out.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions(IdOptions, TextSettings, ModelOptions, ExpectOptions):
     """All options that describe a checkpoint."""
 
 

@@ -46,8 +46,8 @@ def open_module(
     Raises:
         TfexportError: the module cannot be read, or a required value is missing.
     """
-    if options.module is not None or options.family is not None:
-        raise ConfigError("a live module says all that module and family say. Leave them out.")
+    if options.module is not None or options.family is not None or options.expect is not None:
+        raise ConfigError("a live module says all that module, family and expect say. Leave them out.")
     own = OwnModule.of_live(module, call)
     return read_with_text(Path(own.about), hints_of(options, None, say), own, text=options)
 
