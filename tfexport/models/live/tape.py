@@ -18,7 +18,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -292,13 +294,24 @@ class Recording:
     """The origins of the result."""
 
 
+class _Float32Epsilon(TorchFunctionMode):
+    """A mode in which an RMSNorm without eps has float32's, as in the user's program, and not float64's."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.rms_norm, F.rms_norm):
+            named = dict(zip(("input", "normalized_shape", "weight", "eps"), args, strict=False)) | (kwargs or {})
+            eps = torch.finfo(torch.float32).eps if named.get("eps") is None else named["eps"]
+            return torch.rms_norm(named["input"], named["normalized_shape"], named.get("weight"), eps)
+        return func(*args, **(kwargs or {}))
+
+
 @contextlib.contextmanager
 def plain_operations() -> Iterator[None]:
     """A context in which attention is computed in separate operations, in float64."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), widened():
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), widened(), _Float32Epsilon():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -66,18 +67,84 @@ def test_a_module_is_read_without_settings_and_the_model_computes_the_same(optio
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
 
 
-def without_eps(module: nn.Module) -> nn.Module:
-    """The module with PyTorch's RMSNorm, as it is without arguments, in place of LayerNorm."""
+class Bare(nn.Module):
+    """A norm without weights and epsilon."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        return nn.functional.rms_norm(states, (states.shape[-1],))
+
+
+def with_norms(module: nn.Module, norm: Callable[[], nn.Module]) -> nn.Module:
+    """The module with another norm in place of LayerNorm."""
     for part in list(module.modules()):
         for name, child in list(part.named_children()):
             if isinstance(child, nn.LayerNorm):
-                setattr(part, name, nn.RMSNorm(16))
+                setattr(part, name, norm())
     return module
 
 
-def test_an_epsilon_that_depends_on_the_type_is_that_of_float32() -> None:
-    live = read(without_eps(Tutorial(norm_first=True)))
+@pytest.mark.parametrize("norm", [lambda: nn.RMSNorm(16), Bare], ids=["module", "function"])
+def test_an_epsilon_that_depends_on_the_type_is_that_of_float32(norm: Callable[[], nn.Module]) -> None:
+    live = read(with_norms(Tutorial(norm_first=True), norm))
     assert (live.config.norm, live.config.norm_eps) == ("rms", torch.finfo(torch.float32).eps)
+
+
+class Axes(nn.Module):
+    """An attention in which heads and sequences come last, and keys are an axis in the middle."""
+
+    def __init__(self, hides_later: bool):
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(16, 16) for _ in range(4))
+        self.hides_later = hides_later
+
+    def forward(self, states: Tensor, memory: Tensor, hidden: Tensor) -> Tensor:
+        query, key, value = (
+            part(x).view(*x.shape[:2], 2, 8)
+            for part, x in ((self.query, states), (self.key, memory), (self.value, memory))
+        )
+        scores = torch.einsum("ibhd,jbhd->ijbh", query, key) / math.sqrt(8)
+        scores = scores.masked_fill(hidden.T[None, :, :, None], -1e9)
+        if self.hides_later:
+            later = torch.ones(len(states), len(states), dtype=torch.bool).triu(1)
+            scores = scores.masked_fill(later[:, :, None, None], -1e9)
+        return self.out(torch.einsum("ijbh,jbhd->ibhd", scores.softmax(1), value).flatten(2))
+
+
+class OtherAxes(nn.Module):
+    """A post-norm Transformer with such attentions, whose positions are a parameter and the row of a segment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.src, self.tgt, self.out = nn.Embedding(24, 16), nn.Embedding(24, 16), nn.Linear(16, 24)
+        self.places, self.segments = nn.Parameter(torch.randn(30, 16)), nn.Embedding(2, 16)
+        self.attentions = nn.ModuleList(Axes(hides_later=later) for later in (False, True, False))
+        self.forwards = nn.ModuleList(nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 16)) for _ in range(2))
+        self.norms = nn.ModuleList(nn.LayerNorm(16) for _ in range(5))
+
+    def embed(self, ids: Tensor, table: nn.Embedding) -> Tensor:
+        embedded = table(ids) + self.segments(torch.zeros_like(ids))
+        return embedded.transpose(0, 1) + self.places[: ids.shape[1], None]
+
+    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
+        hidden, visible = src == 1, torch.zeros_like(tgt, dtype=torch.bool)
+        states = self.embed(src, self.src)
+        states = self.norms[0](states + self.attentions[0](states, states, hidden))
+        memory = self.norms[1](states + self.forwards[0](states))
+        states = self.embed(tgt, self.tgt)
+        states = self.norms[2](states + self.attentions[1](states, states, visible))
+        states = self.norms[3](states + self.attentions[2](states, memory, hidden))
+        states = self.norms[4](states + self.forwards[1](states))
+        logits: Tensor = self.out(states).transpose(0, 1)
+        return logits
+
+
+def test_axes_may_have_any_order_and_positions_may_be_sums_of_parameters() -> None:
+    torch.manual_seed(4)
+    module = OtherAxes()
+    expected = (module.places + module.segments.weight[0]).detach().clone()
+    live = read(module)
+    assert live.proof.error < 1e-12
+    torch.testing.assert_close(live.weights["encoder.positions.table"], expected[: live.config.max_source_length])
 
 
 def test_lengths_are_those_of_each_side_and_those_that_the_forward_cannot_take_are_refused() -> None:
