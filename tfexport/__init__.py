@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tfexport.exporter.pipeline import Exported
     from tfexport.models.checkpoints.load import Inspection
     from tfexport.models.families.family import Family, count_indices
+    from tfexport.models.families.pieced import pieced_family
     from tfexport.verification.parity import Comparison
     from tfexport.verification.report import ParityReport
 
@@ -60,6 +61,7 @@ _HOMES = {
     "tfexport.exporter.pipeline": ("Exported",),
     "tfexport.models.checkpoints.load": ("Inspection",),
     "tfexport.models.families.family": ("Family", "count_indices"),
+    "tfexport.models.families.pieced": ("pieced_family",),
     "tfexport.verification.parity": ("Comparison",),
     "tfexport.verification.report": ("ParityReport",),
 }
@@ -99,6 +101,7 @@ __all__ = [
     "load",
     "load_classifier",
     "parity",
+    "pieced_family",
 ]
 
 

@@ -56,10 +56,9 @@ def export(
     with telling_of_lost_engines(directory):
         print_export(loaded, request.run(loaded))
         wanted.write(directory)
-    if not loaded.confirmation.is_confirmed:
+    if not loaded.confirmation.by:
         print(f"  confirm it with your own code: {request.with_module()}")
-        if described.expect is None:
-            print("  or with the outputs of your own program: add --expect FILE to this command")
+        print("  or with the outputs of your own program: add --expect FILE to this command")
     if loaded.config.is_classifier:
         print(f"next: tfexport classify {directory} INPUT")
     else:

@@ -25,6 +25,17 @@ pytestmark = pytest.mark.thorough
 
 FROM_NOTHING = ("README.md", "docs/start.md", "docs/guides/train.md")
 """Pages that begin with an export. The others begin with a bundle."""
+SIZES = {
+    "src_vocab": 30, "tgt_vocab": 30, "d_model": 32, "n_heads": 8, "d_ffn": 40, "n_encoder_layers": 1,
+    "n_decoder_layers": 1, "max_len": 20, "pad_id": 1,
+}  # fmt: skip
+CODE = f"""
+from tests.support.references.tutorial import TutorialTransformer
+
+
+def build():
+    return TutorialTransformer(**{SIZES})
+"""
 SERVE, SEND = "tfexport serve ", ("curl localhost:8080/", "curl -N localhost:8080/")
 EXPORT = "export ckpt.pt --heads 8 --src-vocab src_vocab.json --tgt-vocab tgt_vocab.json"
 
@@ -84,11 +95,8 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = SPECIALS + [f"w{index}" for index in range(26)]
     for name in ("src_vocab.json", "tgt_vocab.json"):
         (folder / name).write_text(json.dumps(words))
-    model = TutorialTransformer(
-        src_vocab=30, tgt_vocab=30, d_model=32, n_heads=8, d_ffn=40, n_encoder_layers=1, n_decoder_layers=1,
-        max_len=20, pad_id=1,
-    )  # fmt: skip
-    weights = randomised(model).state_dict()
+    (folder / "my_code.py").write_text(CODE)
+    weights = randomised(TutorialTransformer(**SIZES)).state_dict()
     torch.save(weights, folder / "ckpt.pt")
     torch.save({**weights, "crit.weight": torch.ones(3), "loss_scale": torch.ones(1)}, folder / "last.ckpt")
     (folder / "input.txt").write_text("w4 w5 w6\nw9\nw3 w2 w1 w20\n")

@@ -271,6 +271,11 @@ class ExportedCheckpointOptions(CheckpointOptions):
         metavar="FILE.py:NAME",
         help="Your function that returns the model. It is run, and its forward is read and proven: no setting is needed.",
     )
+    write_family: Path | None = option(
+        None,
+        metavar="FILE.py",
+        help="With --module: also write a family file, with which the next export needs no code of yours.",
+    )
 
 
 USAGE: Mapping[str, str] = {

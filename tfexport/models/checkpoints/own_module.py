@@ -31,7 +31,10 @@ from tfexport.models.checkpoints.hints import (
     size_problems,
 )
 from tfexport.models.checkpoints.load import Checkpoint
+from tfexport.models.checkpoints.options import USAGE
 from tfexport.models.checkpoints.user_family import run_file, running
+from tfexport.models.checkpoints.written_family import write_family
+from tfexport.models.families.family import SOURCE_ENDS
 from tfexport.models.formats.files import read_file
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.formats.state_dicts import some
@@ -115,13 +118,19 @@ def _builder(target: Any, spec: str, path: Path) -> Callable[[], nn.Module]:
 
 
 def read_own_module(
-    path: Path, own: OwnModule, hints: Mapping[str, Any], *, tokenizers: Tokenizers | None = None
+    path: Path,
+    own: OwnModule,
+    hints: Mapping[str, Any],
+    *,
+    tokenizers: Tokenizers | None = None,
+    family_file: Path | None = None,
 ) -> Checkpoint:
     """Read a checkpoint with the user's module: what its `forward` computes, proven in float64.
 
     Args:
         path: the file with the module's weights; of a trained module only its name.
         hints: special ids, lengths, `source_bos` and `source_eos`, and what selects weights in the file.
+        family_file: where to write what was read, as a family file.
 
     Raises:
         CheckpointError: the weights are not those of the module, or the module computes what tfexport cannot express.
@@ -134,10 +143,11 @@ def read_own_module(
     ids = _ids(path, about, tokenizers)
     module = own.build()
     ignored: tuple[str, ...] = ()
+    names: dict[str, tuple[str, ...]] = {}
     if not own.is_trained:
         raw = read_file(path, picked=picked)
         ignored = raw.ignored
-        load_weights(module, raw.weights, path, own.about)
+        names = load_weights(module, raw.weights, path, own.about)
         del raw  # the module has the weights now
     sha256 = _digest(module) if own.is_trained else file_sha256(path)
     lengths = {"encoder": about.get("max_source_length"), "decoder": about.get("max_target_length")}
@@ -151,6 +161,8 @@ def read_own_module(
     )
     live = read_module(module, options)
     check_told(path, live.config.to_dict(), {name: value for name, value in about.items() if name not in ids})
+    if family_file is not None:
+        write_family(family_file, live, names, path, Path(own.about).name, {**hints, **ids})
     config, weights = tie(live.config, live.weights)
     return Checkpoint(
         path=path,
@@ -187,13 +199,12 @@ def _ids(path: Path, about: Mapping[str, Any], tokenizers: Tokenizers) -> dict[s
     source = tokenizers.source
     # Ids are complete as they are; a tokenizer's own template says what belongs around text.
     if source is not None and not (source.before or source.after):
-        missing |= {name: f"{name} with --config" for name in _ENDS if name not in about}
+        missing |= {name: USAGE[name] for name in SOURCE_ENDS if name not in about}
     if missing:
         raise ConfigError(asking(path, missing, None))
-    return {name: fields[name] for name in (*_IDS, *_ENDS, *_TOKENS) if name in fields}
+    return {name: fields[name] for name in (*_IDS, *SOURCE_ENDS, *_TOKENS) if name in fields}
 
 
-_ENDS = ("source_bos", "source_eos")
 _TOKENS = ("forced_first_id", "suppressed_ids", "suppressed_first_ids")
 
 
@@ -203,20 +214,25 @@ def _confirmation(own: OwnModule, proof: Proof, about: Mapping[str, Any]) -> Con
         by="module",
         about=f"{own.about}: logits of {proof.sequences} sequences in float64 differ by {proof.error:.0e}, all "
         f"{proof.ids:,} ids, lengths to {proof.longest[0]:,} and {proof.longest[1]:,}",
-        unconfirmed={name: about[name] for name in ("bos_id", "eos_id", *_ENDS) if name in about},
+        unconfirmed={name: about[name] for name in ("bos_id", "eos_id", *SOURCE_ENDS) if name in about},
     )
 
 
-def load_weights(module: nn.Module, weights: Mapping[str, Tensor], path: Path, about: str) -> None:
+def load_weights(
+    module: nn.Module, weights: Mapping[str, Tensor], path: Path, about: str
+) -> dict[str, tuple[str, ...]]:
     """Load a file's weights, without prefixes of wrappers, into a module. A tied tensor needs one of its names.
+
+    Returns:
+        The names in the file of each of the module's parameters and buffers; a tied one may have several.
 
     Raises:
         CheckpointError: the names or shapes are not those of the module.
     """
-    own = module.state_dict()
+    own, prefix = module.state_dict(), ""
     if not weights.keys() & own.keys():  # all names of the module have a prefix, which was taken for a wrapper's
-        prefix = next(iter(own)).partition(".")[0]
-        weights = {f"{prefix}.{name}": tensor for name, tensor in weights.items()}
+        prefix = f"{next(iter(own)).partition('.')[0]}."
+        weights = {f"{prefix}{name}": tensor for name, tensor in weights.items()}
     parameters = dict(module.named_parameters(remove_duplicate=False))
     given = {parameters[name].data_ptr() for name in weights if name in parameters}
     missing = [name for name, tensor in parameters.items() if name not in weights and tensor.data_ptr() not in given]
@@ -237,3 +253,12 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], path: Path, a
             "the training; leave out what belongs to no layer with --ignore."
         )
     module.load_state_dict(dict(weights), strict=False)
+    tied = {name: parameter.data_ptr() for name, parameter in parameters.items()}
+    return {
+        name: tuple(
+            other.removeprefix(prefix)
+            for other in weights
+            if other == name or (name in tied and tied.get(other) == tied[name])
+        )
+        for name in own
+    }

@@ -32,7 +32,10 @@ def open_checkpoint(checkpoint: Path, options: ExportedCheckpointOptions, say: S
     Raises:
         TfexportError: the file cannot be read or is of no known family, or a required value is missing.
     """
-    return read_with_text(checkpoint, hints_of(options, checkpoint, say), _chosen(options), text=options)
+    if options.write_family is not None and options.module is None:
+        raise ConfigError("--write-family writes what --module read. Give --module FILE.py:NAME too.")
+    hints, chosen = hints_of(options, checkpoint, say), _chosen(options)
+    return read_with_text(checkpoint, hints, chosen, text=options, family_file=options.write_family)
 
 
 def open_module(
@@ -48,6 +51,10 @@ def open_module(
     """
     if options.module is not None or options.family is not None or options.expect is not None:
         raise ConfigError("a live module says all that module, family and expect say. Leave them out.")
+    if options.write_family is not None:
+        raise ConfigError(
+            "write_family describes a file. Save the state_dict, and export it with module='FILE.py:NAME'."
+        )
     own = OwnModule.of_live(module, call)
     return read_with_text(Path(own.about), hints_of(options, None, say), own, text=options)
 
@@ -95,9 +102,17 @@ def hints_of(options: FamilyOptions, checkpoint: Path | None, say: Say) -> dict[
 
 
 def read_with_text(
-    checkpoint: Path, hints: Mapping[str, Any], family: Chosen | OwnModule = None, *, text: TextSettings
+    checkpoint: Path,
+    hints: Mapping[str, Any],
+    family: Chosen | OwnModule = None,
+    *,
+    text: TextSettings,
+    family_file: Path | None = None,
 ) -> Checkpoint:
     """`load_checkpoint` with text settings, which the result records.
+
+    Args:
+        family_file: where to write what was read from the user's module.
 
     Raises:
         TfexportError: as `load_checkpoint`; or a vocabulary cannot be read.
@@ -107,7 +122,7 @@ def read_with_text(
     if isinstance(family, OwnModule):
         if spoken:
             raise ConfigError("--src-lang, --tgt-lang and --prefix are for folders of toolkits. Leave them out.")
-        loaded = read_own_module(checkpoint, family, hints, tokenizers=tokenizers)
+        loaded = read_own_module(checkpoint, family, hints, tokenizers=tokenizers, family_file=family_file)
     else:
         loaded = load_checkpoint(checkpoint, hints, tokenizers=tokenizers, family=family, text=spoken)
     return replace(loaded, tokenizers=with_codes(loaded.tokenizers, text), text=text.recorded(checkpoint))

@@ -7,37 +7,17 @@ tensor that arithmetic changed, such as that of weight norm, has other bits, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from tfexport.models.pieces import Piece
+
 _BITS = 36
 _MASK = (1 << _BITS) - 1
 _MOST_PIECES = 4096
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Rows of a canonical tensor: elements of a parameter at regular distances."""
-
-    name: str
-    """The name of the parameter."""
-    start: int
-    """The element of the parameter, in order, that is the first one."""
-    size: tuple[int, int]
-    """Rows and columns; a vector has one column."""
-    strides: tuple[int, int]
-    """Elements from a row to the next, and from a column to the next."""
-
-    def of(self, tensor: Tensor) -> Tensor:
-        """The rows, from the parameter's value."""
-        return tensor.contiguous().view(-1).as_strided(self.size, self.strides, self.start)
-
-    def is_whole(self, tensor: Tensor) -> bool:
-        """Whether the piece is all of the parameter, in its order."""
-        return self.start == 0 and self.size[0] * self.size[1] == tensor.numel() and self.strides == (self.size[1], 1)
 
 
 @dataclass(frozen=True)
@@ -125,11 +105,3 @@ def tag(module: nn.Module, seed: int = 0) -> Tags:
         starts.append(end)
         end += parameter.numel()
     return Tags(names, parameters, torch.tensor(starts))
-
-
-def assembled(pieces: Sequence[Piece], weights: Mapping[str, Tensor], shape: Sequence[int]) -> Tensor:
-    """A canonical tensor from its pieces. The parameter itself, if it is one piece in its order."""
-    (first, *others) = pieces
-    if not others and first.is_whole(weights[first.name]):
-        return weights[first.name].reshape(shape)
-    return torch.cat([piece.of(weights[piece.name]) for piece in pieces]).reshape(shape)

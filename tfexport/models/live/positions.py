@@ -12,9 +12,10 @@ from tfexport.config import Side
 from tfexport.models.live.errors import NotCanonical
 from tfexport.models.live.fits import is_close
 from tfexport.models.live.ids import Ids
-from tfexport.models.live.origins import Piece, Tags
+from tfexport.models.live.origins import Tags
 from tfexport.models.live.streams import Embedding, rows_of
 from tfexport.models.live.tape import Call, record_steps
+from tfexport.models.pieces import Piece
 
 SHORT = 7
 """Length of a sequence whose positions must be the first ones of a longer one."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import torch
@@ -22,12 +22,13 @@ from tfexport.errors import CheckpointError
 from tfexport.models.live.call import WorkingCall, find_call
 from tfexport.models.live.errors import NotCanonical
 from tfexport.models.live.ids import Ids
-from tfexport.models.live.origins import Piece, Tags, assembled, tag
+from tfexport.models.live.origins import Tags, tag
 from tfexport.models.live.positions import position_table, stored_rows
 from tfexport.models.live.proof import Difference, Proof, canonical_model, prove
 from tfexport.models.live.structure import Structure, read_structure
 from tfexport.models.live.sublayers import Scaled
 from tfexport.models.live.tape import plain_operations
+from tfexport.models.pieces import Made, Piece, assembled
 
 LONGEST = 1024
 """The largest length of a model that has more positions, or computes them; a longer one is proven on request."""
@@ -44,6 +45,8 @@ class LiveModel:
     """Canonical float32 weights."""
     proof: Proof
     notes: Sequence[str]
+    made: Mapping[str, Made | None]
+    """How each of the weights is made of parameters and buffers; None for what the module computes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +159,22 @@ class _Reading:
         if not self.call.masks_padding:
             about = "padding of sources changes the logits, called like this: compared with sequences of one length"
             self.notes.append(about)
-        return LiveModel(config, {name: tensor.float() for name, tensor in weights.items()}, proof, self.notes)
+        made = {name: self._made(name, tensor) for name, tensor in weights.items()}
+        return LiveModel(config, {name: tensor.float() for name, tensor in weights.items()}, proof, self.notes, made)
+
+    def _made(self, name: str, tensor: Tensor) -> Made | None:
+        """How a canonical tensor is made."""
+        shape = tuple(tensor.shape)
+        if name in self.sources:
+            source = self.sources[name]
+            pieces = () if source.is_zero else source.pieces
+            return None if pieces is None else Made(shape, self.structure.tensors[name].factor, tuple(pieces))
+        side: Side = "encoder" if name.startswith("encoder") else "decoder"
+        stored, embedding = self.positions[side], self.structure.embeddings[side]
+        if stored is None:
+            return None if bool((tensor != 0).any()) else Made(shape, 1.0, ())
+        rows = replace(stored.piece, size=(shape[0], stored.piece.size[1]))
+        return Made(shape, embedding.factor, (rows,))
 
     def _read(self, ids: Ids) -> Structure:
         sides: tuple[Side, Side] = get_args(Side)

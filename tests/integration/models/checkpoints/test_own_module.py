@@ -16,7 +16,9 @@ from tests.support.commands import command
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import CheckpointError, ConfigError, TfexportError
+from tfexport.models.checkpoints.options import ExportedCheckpointOptions
 from tfexport.models.checkpoints.own_module import load_weights, module_of, read_own_module
+from tfexport.models.checkpoints.reading import open_checkpoint
 from tfexport.models.formats.files import read_file
 from tfexport.models.formats.native import Tokenizers
 from tfexport.runtimes import load_runtime
@@ -92,6 +94,43 @@ def test_export_and_decode_give_the_tokens_of_the_module(
     assert record["about"].startswith(f"{spec}: logits of ")
     assert record["unconfirmed"] == {"bos_id": 2, "eos_id": 3}
     assert open_bundle(tmp_path / "bundle").config.tie_output
+
+
+def with_separate_names(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {f"net.{name}": tensor.clone() for name, tensor in state.items()}
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [dict, with_separate_names, lambda state: {name: t for name, t in state.items() if name != "tgt.weight"}],
+    ids=["plain", "net., tied under both names", "tied under one name"],
+)
+def test_a_written_family_file_reads_the_checkpoint_without_the_code(folder: Path, tmp_path: Path, saved: Any) -> None:
+    torch.save(saved(torch.load(folder / "ckpt.pt")), tmp_path / "ckpt.pt")
+    options = {name.removesuffix("_id"): value for name, value in SPECIAL.items()}
+    spec, file = f"{folder / 'my_code.py'}:build", tmp_path / "my_family.py"
+    first = open_checkpoint(
+        tmp_path / "ckpt.pt", ExportedCheckpointOptions(module=spec, write_family=file, **options), print
+    )
+    again = open_checkpoint(tmp_path / "ckpt.pt", ExportedCheckpointOptions(family=str(file), **options), print)
+    assert again.config == first.config
+    assert again.weights.keys() == first.weights.keys()
+    assert all(torch.equal(tensor, again.weights[name]) for name, tensor in first.weights.items())
+    assert (again.family, again.confirmation.by) == ("my_code", "")
+
+
+def test_what_code_computes_goes_into_no_family_file(folder: Path, tmp_path: Path) -> None:
+    code = (folder / "my_code.py").read_text()
+    code = code.replace("self.places.weight[:", "self.places.weight.flip(0).exp()[:")
+    (tmp_path / "own.py").write_text(code)
+    options = ExportedCheckpointOptions(
+        module=f"{tmp_path / 'own.py'}:build", write_family=tmp_path / "family.py", unk=0, pad=1, bos=2, eos=3
+    )
+    with pytest.raises(CheckpointError, match=r"computes encoder.positions.table, decoder.positions.table, which"):
+        open_checkpoint(folder / "ckpt.pt", options, print)
+    assert not (tmp_path / "family.py").exists()
+    with pytest.raises(ConfigError, match="Give --module"):
+        open_checkpoint(folder / "ckpt.pt", ExportedCheckpointOptions(write_family=tmp_path / "family.py"), print)
 
 
 def test_a_live_module_is_exported_as_it_is_and_left_alone(folder: Path, tmp_path: Path) -> None:
