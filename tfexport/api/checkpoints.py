@@ -25,7 +25,7 @@ from tfexport.exporter.pipeline import Exported, automatic_precisions, bundle_be
 from tfexport.exporter.pipeline import export as run_export
 from tfexport.models.checkpoints.load import Inspection, inspect_checkpoint
 from tfexport.models.checkpoints.options import ExportedCheckpointOptions, ModelOptions, ReferenceOptions
-from tfexport.models.checkpoints.reading import chosen_family, hints_of, open_module, read_with_text
+from tfexport.models.checkpoints.reading import chosen_family, family_or_module, hints_of, open_module, read_with_text
 from tfexport.option import checked, declared
 from tfexport.system.input_files import lines_of
 from tfexport.verification.budget import choosers_of
@@ -148,7 +148,7 @@ def parity(
         path, described = path_of("checkpoint", checkpoint), ReferenceOptions(**checked(ReferenceOptions, of_reading))
         text, _ = described.or_recorded(_recorded_text(directory), path)
         reference = Reference(
-            path, chosen_family(described), hints_of(described, path, _note), partial(read_with_text, text=text)
+            path, family_or_module(described), hints_of(described, path, _note), partial(read_with_text, text=text)
         )
     with contextlib.ExitStack() as files:
         return check(

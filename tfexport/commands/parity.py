@@ -121,13 +121,13 @@ def _reference(directory: Path, checkpoint: Path | None, described: ReferenceOpt
         TfexportError: there are flags for a checkpoint, but no checkpoint.
     """
     from tfexport.bundle.reader import open_bundle
-    from tfexport.models.checkpoints.reading import chosen_family, hints_of, read_with_text
+    from tfexport.models.checkpoints.reading import family_or_module, hints_of, read_with_text
     from tfexport.verification.parity import Reference
 
     if checkpoint is None:
         if described != ReferenceOptions():
             raise TfexportError(
-                "--family, --config, --key, --ignore, vocabularies and languages describe the --checkpoint. Give "
+                "--family, --module, --config, --key, --ignore, vocabularies and languages describe the --checkpoint. Give "
                 "--checkpoint CKPT too."
             )
         return None
@@ -135,7 +135,7 @@ def _reference(directory: Path, checkpoint: Path | None, described: ReferenceOpt
     text, lost = described.or_recorded(open_bundle(directory).origin.text, checkpoint)
     for flag in lost:
         say(f"note: the export read {flag}, which no longer exists")
-    return Reference(checkpoint, chosen_family(described), hints, partial(read_with_text, text=text))
+    return Reference(checkpoint, family_or_module(described), hints, partial(read_with_text, text=text))
 
 
 def _check_report(report: Path | None) -> None:

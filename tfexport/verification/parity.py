@@ -22,6 +22,7 @@ from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.graph_checks.check import GraphCheck, check_graph
 from tfexport.graph_checks.definition import Definition
 from tfexport.models.checkpoints.load import Checkpoint, load_checkpoint
+from tfexport.models.checkpoints.own_module import OwnModule
 from tfexport.models.checkpoints.recognise import Chosen
 from tfexport.models.transformer import Transformer
 from tfexport.option import checked
@@ -112,8 +113,8 @@ class Reference:
     """A checkpoint to read again: the comparison then also finds errors between the checkpoint and the bundle."""
 
     checkpoint: Path
-    family: Chosen = None
-    """A family of the user; the bundle stores only its name."""
+    family: Chosen | OwnModule = None
+    """A family of the user, whose name alone is in the bundle, or the user's own module."""
     hints: Mapping[str, Any] = field(default_factory=dict)
     """Settings that the checkpoint does not contain. Others come from the manifest."""
     load: Callable[..., Checkpoint] = load_checkpoint

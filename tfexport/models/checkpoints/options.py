@@ -241,7 +241,18 @@ class ModelOptions(LayoutOptions, FamilyOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReferenceOptions(TextSettings, FamilyOptions):
+class ModuleOptions(Options):
+    """The user's own code."""
+
+    module: str | None = option(
+        None,
+        metavar="FILE.py:NAME",
+        help="Your function that returns the model. It is run, and its forward is read and proven: no setting is needed.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceOptions(TextSettings, FamilyOptions, ModuleOptions):
     """The options with which parity reads a checkpoint again."""
 
 
@@ -263,14 +274,9 @@ class CheckpointOptions(IdOptions, TextSettings, ModelOptions, ExpectOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportedCheckpointOptions(CheckpointOptions):
+class ExportedCheckpointOptions(CheckpointOptions, ModuleOptions):
     """The options with which `export` reads a checkpoint."""
 
-    module: str | None = option(
-        None,
-        metavar="FILE.py:NAME",
-        help="Your function that returns the model. It is run, and its forward is read and proven: no setting is needed.",
-    )
     write_family: Path | None = option(
         None,
         metavar="FILE.py",

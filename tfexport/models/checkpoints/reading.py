@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from tfexport.errors import ConfigError, TfexportError, TokenizerError
 from tfexport.models.checkpoints.hints import read_hints
 from tfexport.models.checkpoints.load import Checkpoint, load_checkpoint
-from tfexport.models.checkpoints.options import ExportedCheckpointOptions, FamilyOptions, TextSettings
+from tfexport.models.checkpoints.options import ExportedCheckpointOptions, FamilyOptions, ReferenceOptions, TextSettings
+from tfexport.models.checkpoints.own_module import FAMILY as MODULE_FAMILY
 from tfexport.models.checkpoints.own_module import OwnModule, module_of, read_own_module
 from tfexport.models.checkpoints.recognise import Chosen
 from tfexport.models.checkpoints.user_family import read_family_file
@@ -34,7 +35,7 @@ def open_checkpoint(checkpoint: Path, options: ExportedCheckpointOptions, say: S
     """
     if options.write_family is not None and options.module is None:
         raise ConfigError("--write-family writes what --module read. Give --module FILE.py:NAME too.")
-    hints, chosen = hints_of(options, checkpoint, say), _chosen(options)
+    hints, chosen = hints_of(options, checkpoint, say), family_or_module(options)
     return read_with_text(checkpoint, hints, chosen, text=options, family_file=options.write_family)
 
 
@@ -66,7 +67,7 @@ def chosen_family(options: FamilyOptions) -> Chosen:
     return read_family_file(Path(options.family))
 
 
-def _chosen(options: ExportedCheckpointOptions) -> Chosen | OwnModule:
+def family_or_module(options: ExportedCheckpointOptions | ReferenceOptions) -> Chosen | OwnModule:
     """The family, or the user's own module, whose file is run."""
     if options.module is None:
         return chosen_family(options)
@@ -123,6 +124,8 @@ def read_with_text(
         if spoken:
             raise ConfigError("--src-lang, --tgt-lang and --prefix are for folders of toolkits. Leave them out.")
         loaded = read_own_module(checkpoint, family, hints, tokenizers=tokenizers, family_file=family_file)
+    elif family == MODULE_FAMILY:
+        raise ConfigError(f"{checkpoint} was exported with your own code. Give --module FILE.py:NAME too.")
     else:
         loaded = load_checkpoint(checkpoint, hints, tokenizers=tokenizers, family=family, text=spoken)
     return replace(loaded, tokenizers=with_codes(loaded.tokenizers, text), text=text.recorded(checkpoint))

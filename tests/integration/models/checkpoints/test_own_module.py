@@ -169,6 +169,18 @@ def test_a_live_module_may_need_the_user_s_call(folder: Path, tmp_path: Path) ->
         tfexport.export(Wrapped(), tmp_path / "other", family="torch", **ids)
 
 
+def test_parity_reads_the_checkpoint_with_the_code_again(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = ("--module", f"{folder / 'my_code.py'}:build")
+    command(capsys, monkeypatch, "export", folder / "ckpt.pt", *spec, *FLAGS, "-o", tmp_path / "bundle")
+    again = ("parity", tmp_path / "bundle", "--checkpoint", folder / "ckpt.pt", "--beam", "1")
+    output, _ = command(capsys, monkeypatch, *again, *spec)
+    assert output.splitlines()[-1] == "PASSED"
+    with pytest.raises(ConfigError, match="Give --module"):
+        tfexport.parity(tmp_path / "bundle", checkpoint=folder / "ckpt.pt", beams=(1,))
+
+
 @pytest.mark.parametrize(
     "saved",
     [
