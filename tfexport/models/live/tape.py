@@ -200,6 +200,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         floats = [given for given in inputs if given.value.is_floating_point()]
         if name in _LOOKUPS and results[0].is_floating_point() and all(given.is_constant for given in floats):
             self._look_up(name, inputs, given, results[0])
+        elif name.startswith("index_put") and origins[id(args[2])] is None:  # a mask: scores[hidden] = -inf
+            self._node(name, inputs, given, results[0])
         elif name in _MOVES:
             self._move(func, name, args, named, results, origins)
         elif name == "_to_copy":

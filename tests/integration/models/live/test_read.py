@@ -106,7 +106,7 @@ class Axes(nn.Module):
         scores = scores.masked_fill(hidden.T[None, :, :, None], -1e9)
         if self.hides_later:
             later = torch.ones(len(states), len(states), dtype=torch.bool).triu(1)
-            scores = scores.masked_fill(later[:, :, None, None], -1e9)
+            scores[later] = -math.inf
         return self.out(torch.einsum("ijbh,jbhd->ibhd", scores.softmax(1), value).flatten(2))
 
 
