@@ -26,6 +26,8 @@ def read_attentions(graph: Graph, last: Product) -> list[Sublayer]:
     Raises:
         NotCanonical: a softmax does not belong to a plain scaled dot-product attention.
     """
+    if not graph.softmaxes:
+        raise NotCanonical("attention without PyTorch's softmax: use torch.softmax in place of exp, sum and a division")
     readers = _readers(graph)
     outputs = _outputs(graph)
     groups: dict[int, list[tuple[Node, Node]]] = defaultdict(list)

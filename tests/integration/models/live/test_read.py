@@ -288,3 +288,25 @@ def test_stacks_that_differ_are_read(change: Any, fields: dict[str, Any]) -> Non
     live = read(module)
     assert live.proof.error < 1e-12
     assert {name: getattr(live.config, name) for name in fields} == fields
+
+
+class WrittenOut(OtherAxes):
+    """Attention weights of `exp` and a sum."""
+
+    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
+        softmax = torch.Tensor.softmax
+        try:
+            torch.Tensor.softmax = lambda x, dim: (
+                (x - x.amax(dim, keepdim=True)).exp()
+                / (  # type: ignore[assignment, method-assign]
+                    (x - x.amax(dim, keepdim=True)).exp().sum(dim, keepdim=True)
+                )
+            )
+            return super().forward(src, tgt)
+        finally:
+            torch.Tensor.softmax = softmax  # type: ignore[method-assign]
+
+
+def test_a_softmax_that_is_written_out_is_named() -> None:
+    with pytest.raises(CheckpointError, match="attention without PyTorch's softmax: use"):
+        read(WrittenOut())
