@@ -513,6 +513,7 @@ def test_the_command_takes_the_flags_of_export() -> None:
     """All but those of what is written, and the module, with which an export compares what it read."""
     written = {
         "module",
+        "write_family",
         "output",
         "force",
         "parity",
