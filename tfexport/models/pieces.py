@@ -42,7 +42,7 @@ class Made:
     """Empty for a tensor of zeros."""
 
     def of(self, weights: Mapping[str, Tensor]) -> Tensor:
-        """The tensor, from weights by name."""
+        """The tensor, from weights by name. The weight itself, if it is one piece in its order; float64 with a factor."""
         if not self.pieces:
             return torch.zeros(self.shape)
         rows = sum(piece.size[0] for piece in self.pieces)
@@ -51,7 +51,7 @@ class Made:
             size for axis in reversed(range(tensor.dim())) for size in (0, self.shape[axis] - tensor.shape[axis])
         ]
         tensor = F.pad(tensor, missing) if any(missing) else tensor
-        return tensor if self.factor == 1.0 else (tensor.double() * self.factor).float()
+        return tensor if self.factor == 1.0 else tensor.double() * self.factor
 
 
 def assembled(pieces: Sequence[Piece], weights: Mapping[str, Tensor], shape: Sequence[int]) -> Tensor:

@@ -14,10 +14,9 @@ from tfexport.bundle.reader import file_sha256
 from tfexport.config import ModelConfig
 from tfexport.confirmation import Confirmation
 from tfexport.errors import CheckpointError, ConfigError
-from tfexport.models.checkpoints.convert import convert, differently_shaped, shown_by_names, tie
+from tfexport.models.checkpoints.convert import convert, differently_shaped, tie
 from tfexport.models.checkpoints.hints import (
     ALWAYS,
-    ARITHMETIC,
     asking,
     check_lengths,
     check_told,
@@ -31,10 +30,10 @@ from tfexport.models.checkpoints.hints import (
     unsplit,
     with_template,
 )
+from tfexport.models.checkpoints.own_fields import own_fields, with_computed_positions
 from tfexport.models.checkpoints.recognise import FAMILIES, NATIVE, Chosen, family_of, refuse_leading_zeros
-from tfexport.models.checkpoints.unconfirmed import Known
+from tfexport.models.checkpoints.unconfirmed import SettingSources
 from tfexport.models.families.family import SOURCE_ENDS, Family
-from tfexport.models.families.torch_parts import refuse_positions
 from tfexport.models.formats import native
 from tfexport.models.formats.files import read_file
 from tfexport.models.formats.native import Tokenizers
@@ -231,7 +230,7 @@ class Reading:
 
     def _confirmation(self, settings: Mapping[str, Any], tokenizers: Tokenizers) -> Confirmation:
         """Who confirms these `ModelConfig` fields."""
-        known = Known(
+        sources = SettingSources(
             self.family,
             self.fields,
             self.defaults,
@@ -239,7 +238,7 @@ class Reading:
             parted(self.family, picked_of(self.given)[1])[1],
             self.describes_text or self.family is None,
         )
-        return known.confirmation(settings, self.weights, tokenizers)
+        return sources.confirmation(settings, self.weights, tokenizers)
 
     def _id_problems(self, used: Tokenizers, given: Tokenizers | None, config: ModelConfig) -> Iterable[str]:
         if not self.describes_text:
@@ -386,36 +385,14 @@ def _read_state_dict(path: Path, hints: Mapping[str, Any], chosen: Chosen) -> Re
         ) from error
     unsaid: tuple[str, ...] = ()
     if fitted.is_own:
-        fitted, said = _with_computed_positions(fitted, said)
-        fields, unsaid = _own_fields(fitted, weights, fields, said)
+        fitted, said = with_computed_positions(fitted, said)
+        fields, unsaid = own_fields(fitted, weights, fields, said)
         fitted = replace(fitted, asked=tuple(dict.fromkeys((*fitted.asked, *unsaid))))
     if isinstance(offset := said.get("position_offset"), int) and "position_offset" not in fields:
         for name in fields.keys() & {"max_source_length", "max_target_length"}:
             fields[name] -= offset  # the file gives the rows of its tables
     nothing = Tokenizers(None, None)
     return Reading(path, weights, fitted, fields, said, unclear, nothing, given, ignored=raw.ignored, unsaid=unsaid)
-
-
-def _with_computed_positions(family: Family, said: Mapping[str, Any]) -> tuple[Family, dict[str, Any]]:
-    """The family and the user's hints, with positions of a kind that only `--positions` names as a stored table."""
-    kind = said.get("positions")
-    refuse_positions(kind, ("rotary", "rope", "alibi"))
-    if not isinstance(kind, str) or kind == "sinusoidal" or kind not in COMPUTED:
-        return family, dict(said)
-    return replace(family, computed_positions=COMPUTED[kind]), {**said, "positions": "stored"}
-
-
-def _own_fields(
-    family: Family, weights: Mapping[str, Tensor], fields: Mapping[str, Any], said: Mapping[str, Any]
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The fields of a user's own family, completed by those that its names show, and the fields that nobody says.
-
-    No arithmetic is left to the defaults of `ModelConfig`.
-    """
-    known = {**fields, **said}
-    is_classifier = bool(known.get("n_classes")) or known.get("n_decoder_layers") == 0
-    shown = shown_by_names(family, weights, is_classifier=is_classifier)
-    return {**shown, **fields}, tuple(name for name in (*ARITHMETIC, *SOURCE_ENDS) if name not in known)
 
 
 def _name(chosen: Chosen) -> str:

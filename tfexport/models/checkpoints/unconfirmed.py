@@ -32,7 +32,7 @@ _LAYERS = ("src_embedding", "tgt_embedding", "output_layer")
 
 
 @dataclasses.dataclass(frozen=True)
-class Known:
+class SettingSources:
     """What the file of a checkpoint, its family and the user say."""
 
     family: Family | None

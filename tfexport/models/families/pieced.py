@@ -39,7 +39,7 @@ def pieced_family(
     used = tuple(dict.fromkeys(piece.name for tensor in made.values() for piece in tensor.pieces))
 
     def adjust(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {canonical: tensor.of(weights) for canonical, tensor in made.items()}
+        return {canonical: tensor.of(weights).float() for canonical, tensor in made.items()}
 
     return Family(
         name=name,

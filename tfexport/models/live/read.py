@@ -28,7 +28,7 @@ from tfexport.models.live.proof import Difference, Proof, canonical_model, prove
 from tfexport.models.live.structure import Structure, read_structure
 from tfexport.models.live.sublayers import Scaled
 from tfexport.models.live.tape import plain_operations
-from tfexport.models.pieces import Made, Piece, assembled
+from tfexport.models.pieces import Made
 
 LONGEST = 1024
 """The largest length of a model that has more positions, or computes them; a longer one is proven on request."""
@@ -113,16 +113,6 @@ def _widen(module: nn.Module) -> None:
     module.double()
 
 
-@dataclass(frozen=True)
-class _Source:
-    """How the value of a canonical tensor follows from the module's parameters."""
-
-    pieces: Sequence[Piece] | None
-    """The elements that it consists of; None if arithmetic changed them."""
-    is_zero: bool
-    """A bias that the module does not have."""
-
-
 class _Reading:
     """The steps after the call is known."""
 
@@ -139,7 +129,7 @@ class _Reading:
         self.structure = self._read(ids)
         sizes = {"encoder": self.structure.fields["src_vocab_size"], "decoder": self.structure.fields["tgt_vocab_size"]}
         self.ids = Ids(ids.pad, ids.special, sizes)  # type: ignore[arg-type]
-        self.sources = {name: _source(tags, scaled) for name, scaled in self.structure.tensors.items()}
+        self.made = {name: _made(tags, scaled) for name, scaled in self.structure.tensors.items()}
         embeddings = self.structure.embeddings
         self.positions = {side: stored_rows(module, tags, embedding) for side, embedding in embeddings.items()}
         self.notes = [f"called as {call.about}", *self.structure.notes]
@@ -151,7 +141,7 @@ class _Reading:
         with torch.no_grad():
             for name, parameter in self.module.named_parameters():
                 parameter.copy_(self.actual[name])
-        if any(source.pieces is None and not source.is_zero for source in self.sources.values()):
+        if None in self.made.values():
             self.structure = self._read_again()
         # Float32 needs no copy, and its numbers are the same.
         exact = {name: tensor for name, tensor in self.actual.items() if tensor.dtype == torch.float32}
@@ -159,16 +149,15 @@ class _Reading:
         if not self.call.masks_padding:
             about = "padding of sources changes the logits, called like this: compared with sequences of one length"
             self.notes.append(about)
-        made = {name: self._made(name, tensor) for name, tensor in weights.items()}
+        made = {name: self._made_as(name, tensor) for name, tensor in weights.items()}
         return LiveModel(config, {name: tensor.float() for name, tensor in weights.items()}, proof, self.notes, made)
 
-    def _made(self, name: str, tensor: Tensor) -> Made | None:
-        """How a canonical tensor is made."""
+    def _made_as(self, name: str, tensor: Tensor) -> Made | None:
+        """How a canonical tensor of the result is made: also a position table, and also with a padded shape."""
         shape = tuple(tensor.shape)
-        if name in self.sources:
-            source = self.sources[name]
-            pieces = () if source.is_zero else source.pieces
-            return None if pieces is None else Made(shape, self.structure.tensors[name].factor, tuple(pieces))
+        if name in self.made:
+            made = self.made[name]
+            return None if made is None else replace(made, shape=shape)
         side: Side = "encoder" if name.startswith("encoder") else "decoder"
         stored, embedding = self.positions[side], self.structure.embeddings[side]
         if stored is None:
@@ -236,14 +225,8 @@ class _Reading:
         """The config, the weights and the proof for these parameters, which the module has now."""
         structure, weights = self.structure, dict[str, Tensor]()
         for name, scaled in structure.tensors.items():
-            source, shape = self.sources[name], scaled.tensor.shape
-            if source.is_zero:
-                weights[name] = torch.zeros(shape)
-            elif source.pieces is None:
-                weights[name] = scaled.value
-            else:
-                tensor = assembled(source.pieces, values, shape)
-                weights[name] = tensor if scaled.factor == 1.0 else tensor.double() * scaled.factor
+            made = self.made[name]
+            weights[name] = scaled.value if made is None else made.of(values)
         tables = self._tables(values)
         fields = {**structure.fields, "positions": "stored" if tables else "none"}
         fields |= {"max_source_length": self.lengths["encoder"], "max_target_length": self.lengths["decoder"]}
@@ -274,9 +257,11 @@ class _Reading:
         }
 
 
-def _source(tags: Tags, scaled: Scaled) -> _Source:
-    is_zero = scaled.tensor.dim() == 1 and bool((scaled.tensor == 0).all())
-    return _Source(None if is_zero else tags.pieces_of(scaled.tensor), is_zero)
+def _made(tags: Tags, scaled: Scaled) -> Made | None:
+    """How a canonical tensor is made of the module's parameters; None if arithmetic changes them."""
+    is_zero = scaled.tensor.dim() == 1 and bool((scaled.tensor == 0).all())  # a bias that the module does not have
+    pieces = [] if is_zero else tags.pieces_of(scaled.tensor)
+    return None if pieces is None else Made(tuple(scaled.tensor.shape), scaled.factor, tuple(pieces))
 
 
 def _biases(weights: Iterable[str]) -> dict[str, list[str]]:
