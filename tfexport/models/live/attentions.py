@@ -151,8 +151,6 @@ class _Weights:
     """Origins of the queries [heads, queries, head_dim]."""
     right: Tensor
     """Origins of the keys [heads, keys, head_dim]."""
-    places: Tensor
-    """Where `values` has each element of the softmax's result, [elements]."""
 
 
 def _scores(graph: Graph, softmax: Node) -> _Weights:
@@ -179,37 +177,24 @@ def _scores(graph: Graph, softmax: Node) -> _Weights:
     queries, keys = left, right.mT
     if not is_close(values.sum(-1), torch.ones(shape[:2])):  # the product has keys in its rows
         values, scores = values.mT, scores.mT
-        head, within = places // (shape[1] * shape[2]), places % (shape[1] * shape[2])
-        places = head * (shape[1] * shape[2]) + within % shape[2] * shape[1] + within // shape[2]
         queries, keys = keys, queries
     if not is_close(values.sum(-1), torch.ones(values.shape[:2])):
         raise NotCanonical("a softmax over another axis than that of the keys", softmax.place)
     hidden = scores < scores.amax(-1, keepdim=True) - LEAST_MASK
-    return _Weights(values, hidden, queries, keys, places)
+    return _Weights(values, hidden, queries, keys)
 
 
 def _mixing(graph: Graph, softmax: Node, mixing: Node, weights: _Weights) -> tuple[list[Head], Tensor]:
     """The values that the weights of a softmax multiply, and the origins of the sums, for each head in their order."""
-    heads, queries, keys = weights.values.shape
     sums = mixing.origin.reshape(-1, *mixing.value.shape[-2:])
     left, right = mixing.active
-    if _comes_from(graph, right, softmax) and not _comes_from(graph, left, softmax):  # the transposed product
+    if not _comes_from(graph, left, softmax):  # the transposed product, unless the weights were changed
         left, right, sums = _transposed(right), _transposed(left), sums.mT
-    assert left.origin is not None
     assert right.origin is not None
-    try:
-        origin = graph.back(left.origin, ("softmax",))
-    except NotCanonical:
-        raise NotCanonical("attention weights are changed after their softmax", mixing.place) from None
-    places = weights.places[element_of(origin)].reshape(-1, queries, keys)
-    order = places[:, 0, 0] // (queries * keys)
-    expected = torch.arange(heads * queries * keys).view(heads, queries, keys)
-    if len(order) != heads or not torch.equal(places, expected[order]):
-        raise NotCanonical("attention weights are moved after their softmax", mixing.place)
-    if not is_close(left.value.reshape(places.shape), weights.values[order]):
-        raise NotCanonical("attention weights are changed after their softmax", mixing.place)
-    values, back = right.origin.reshape(-1, *right.origin.shape[-2:]), order.argsort()
-    return _heads(graph, values[back]), sums[back]
+    is_plain = _comes_from(graph, left, softmax) and left.value.numel() == weights.values.numel()
+    if not is_plain or not is_close(left.value.reshape(weights.values.shape), weights.values):
+        raise NotCanonical("attention weights are changed or moved after their softmax", mixing.place)
+    return _heads(graph, right.origin.reshape(-1, *right.origin.shape[-2:])), sums
 
 
 def _comes_from(graph: Graph, given: Input, softmax: Node) -> bool:

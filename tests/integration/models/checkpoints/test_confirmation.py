@@ -34,6 +34,16 @@ def test_ids_that_no_vocabulary_has_are_unconfirmed(tiny_checkpoint: TinyCheckpo
     assert tuple(unconfirmed) == (*SHAPELESS, "pad_id", "bos_id", "eos_id")
 
 
+def test_ids_that_the_vocabularies_have_too_are_confirmed(tiny_checkpoint: TinyCheckpoint) -> None:
+    def unconfirmed(**ids: int) -> list[str]:
+        hints = {"n_heads": 3, "pad_id": 1, "bos_id": 2, "eos_id": 3, **ids}
+        loaded = load_checkpoint(tiny_checkpoint.path, hints, tokenizers=tiny_checkpoint.tokenizers())
+        return [name for name in loaded.confirmation.unconfirmed if name.endswith("_id")]
+
+    assert unconfirmed() == []
+    assert unconfirmed(bos_id=5) == ["bos_id"]
+
+
 def test_a_file_that_describes_itself_confirms_its_settings(tmp_path: Path) -> None:
     config = ModelConfig(
         unk_id=3, src_vocab_size=9, tgt_vocab_size=9, d_model=8, n_heads=2, d_ff=8, n_encoder_layers=1, n_decoder_layers=1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -107,7 +108,10 @@ class Axes(nn.Module):
         if self.hides_later:
             later = torch.ones(len(states), len(states), dtype=torch.bool).triu(1)
             scores[later] = -math.inf
-        return self.out(torch.einsum("ijbh,jbhd->ibhd", scores.softmax(1), value).flatten(2))
+        return self.out(torch.einsum("ijbh,jbhd->ibhd", self.weights(scores), value).flatten(2))
+
+    def weights(self, scores: Tensor) -> Tensor:
+        return scores.softmax(1)
 
 
 class OtherAxes(nn.Module):
@@ -290,23 +294,44 @@ def test_stacks_that_differ_are_read(change: Any, fields: dict[str, Any]) -> Non
     assert {name: getattr(live.config, name) for name in fields} == fields
 
 
-class WrittenOut(OtherAxes):
+class WrittenOut(Axes):
     """Attention weights of `exp` and a sum."""
 
-    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
-        softmax = torch.Tensor.softmax
-        try:
-            torch.Tensor.softmax = lambda x, dim: (
-                (x - x.amax(dim, keepdim=True)).exp()
-                / (  # type: ignore[assignment, method-assign]
-                    (x - x.amax(dim, keepdim=True)).exp().sum(dim, keepdim=True)
-                )
-            )
-            return super().forward(src, tgt)
-        finally:
-            torch.Tensor.softmax = softmax  # type: ignore[method-assign]
+    def weights(self, scores: Tensor) -> Tensor:
+        exponentials = (scores - scores.amax(1, keepdim=True)).exp()
+        return exponentials / exponentials.sum(1, keepdim=True)
 
 
-def test_a_softmax_that_is_written_out_is_named() -> None:
-    with pytest.raises(CheckpointError, match="attention without PyTorch's softmax: use"):
-        read(WrittenOut())
+class Exchanging(Axes):
+    """Attention whose heads take the weights of each other."""
+
+    def weights(self, scores: Tensor) -> Tensor:
+        return super().weights(scores).flip(3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "places", "about"),
+    [
+        (WrittenOut, (0, 1, 2), "attention without PyTorch's softmax: use torch.softmax"),
+        (Exchanging, (0,), "changed or moved after their softmax"),
+    ],
+)
+def test_attention_weights_of_another_kind_are_named(kind: type[Axes], places: tuple[int, ...], about: str) -> None:
+    module = OtherAxes()
+    for place in places:
+        module.attentions[place] = kind(hides_later=place == 1)
+    with pytest.raises(CheckpointError, match=re.escape(about)):
+        read(module)
+
+
+class Relative(Tutorial):
+    """Positions that are counted from the end."""
+
+    def embed(self, ids: Tensor, table: nn.Embedding) -> Tensor:
+        place = torch.arange(len(ids), 0, -1, dtype=torch.float64)[:, None, None]
+        return table(ids) + torch.sin(place * torch.arange(1, 17))
+
+
+def test_positions_that_depend_on_the_length_are_named() -> None:
+    with pytest.raises(CheckpointError, match="positions depend on the length of the sequence"):
+        read(Relative())
