@@ -237,7 +237,7 @@ def test_export_writes_a_model_repository_beside_the_bundle(
     outcome = run(*arguments)
     assert outcome.code == 0, outcome.stderr
     repository = here.with_name("tiny.triton")
-    assert outcome.lines[2] == f"wrote {repository} in fp32: encoder, decoder_step, translate"
+    assert f"wrote {repository} in fp32: encoder, decoder_step, translate" in outcome.lines
     assert {path.name for path in here.parent.iterdir()} == {"tiny.pt", "tiny", "tiny.triton"}
     shutil.rmtree(here.with_suffix(""))
     assert one_error(run(*arguments)).startswith(f"error: {repository} exists. Replace it with --force")
