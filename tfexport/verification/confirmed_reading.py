@@ -73,10 +73,14 @@ def confirmed_hints(checkpoint: Path, options: CheckpointOptions, family: Chosen
     chosen = _chosen(search, right, hints)
     answers = {axis.name: chosen[axis.name] for axis in search.axes if chosen[axis.name] != axis.own}
     unconfirmed = {field: chosen[field] for field in search.alternatives(right)}
+    if not any(row.ends for row in search.examples.rows):
+        unconfirmed["eos_id"] = config.eos_id
     about = f"{count} of {count} expected outputs of {name}"
     say(f"note: {about}{' tell the settings ' if answers else ''}{_flags(answers, config)}")
     if unconfirmed:
         say(f"note: {name} does not confirm {_flags(unconfirmed, config)}: other values give the same outputs")
+    if "eos_id" in unconfirmed:
+        say(f"note: your limit on the length may have cut all outputs of {name}. Raise it: eos is not confirmed.")
     if count < ENOUGH:
         say(f"note: {name} has {count} lines. Give {ENOUGH} or more: wrong settings give many outputs right.")
     return Confirmed(

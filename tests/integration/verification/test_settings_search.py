@@ -133,6 +133,16 @@ def test_special_ids_are_asked_for(owners: Owners) -> None:
     assert "--heads" not in str(caught.value)
 
 
+def test_outputs_that_were_all_cut_do_not_confirm_eos(owners: Owners, tmp_path: Path) -> None:
+    lines = owners("tutorial").path.with_suffix(".tsv").read_text(encoding="utf-8").splitlines()
+    file, cut, notes = tmp_path / "cut.tsv", 4, list[str]()
+    columns = [(source, output.split()[:cut]) for source, output in (line.split("\t") for line in lines)]
+    file.write_text("".join(f"{source}\t{' '.join(output)}\n" for source, output in columns if len(output) == cut))
+    checkpoint = read(owners("tutorial"), notes, expect=file, **GIVEN)
+    assert checkpoint.confirmation.unconfirmed["eos_id"] == EOS
+    assert any("Raise it: eos is not confirmed" in note for note in notes)
+
+
 def test_few_lines_leave_settings_open(owners: Owners, tmp_path: Path) -> None:
     file = first_lines(owners("tutorial"), 1, tmp_path / "one.tsv")
     message = refused(owners("tutorial"), expect=file)

@@ -32,7 +32,7 @@ TOLERANCE = 1e-8
 """Largest difference of logits, relative to the largest. Rounding stays below 1e-11; a wrong epsilon changes 1e-6."""
 _ROWS = 64
 """Number of rows of logits that are compared at once."""
-_CHUNK = 1024
+_CHUNK = 512
 """Number of ids whose embeddings are compared in one forward."""
 
 
