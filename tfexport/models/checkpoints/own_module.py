@@ -150,11 +150,16 @@ def read_own_module(
         names = load_weights(module, raw.weights, path, own.about)
         del raw  # the module has the weights now
     sha256 = _digest(module) if own.is_trained else file_sha256(path)
+
+    def with_ids(fields: Mapping[str, Any]) -> ModelConfig:
+        ends = {"source_eos": ids["eos_id"] < fields["src_vocab_size"]}  # sources of ids may have no special ones
+        return ModelConfig.from_dict({**ends, **fields, **ids}, where=own.about)
+
     lengths = {"encoder": about.get("max_source_length"), "decoder": about.get("max_target_length")}
     options = ReadingOptions(
         pad_id=ids["pad_id"],
         special_ids=frozenset(ids[name] for name in _IDS),
-        with_ids=lambda fields: ModelConfig.from_dict({**fields, **ids}, where=own.about),
+        with_ids=with_ids,
         vocab=None if tokenizers.target is None else tokenizers.target.size,
         max_lengths={side: length for side, length in lengths.items() if length is not None},  # type: ignore[misc]
         adapter=own.adapter,

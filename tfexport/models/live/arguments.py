@@ -33,7 +33,7 @@ def role_of(name: str) -> Role:
 def is_of_target(name: str) -> bool:
     """Whether a parameter of this name is about the target."""
     lower = name.lower()
-    return lower == "y" or any(word in lower for word in _TARGET)
+    return "y" in lower.split("_") or any(word in lower for word in _TARGET)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tfexport.config import Side
 from tfexport.errors import CheckpointError
 from tfexport.models.live.arguments import Arguments, MaskAxes, MaskValues, NamedBatch, is_of_target, role_of
 from tfexport.models.live.ids import Ids
-from tfexport.models.live.tape import Call, plain_operations
+from tfexport.models.live.recording import Call, plain_operations
 
 ADAPTER = """    def call(model, src, tgt):  # int64 [batch, src] and [batch, tgt], padded -> logits [batch, tgt, vocab]
         src_mask, tgt_mask = (src != PAD)[:, None, None], torch.ones(len(tgt[0]), len(tgt[0])).tril().bool()
@@ -29,6 +29,7 @@ ADAPTER = """    def call(model, src, tgt):  # int64 [batch, src] and [batch, tg
 
 _TOLERANCE = 1e-9
 _READS_PADDING = "padding of the source changes the result"
+_READS_BATCH = "a sequence has other logits in a batch than alone"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class WorkingCall:
     """The way in words, such as `forward(src, tgt), batch first`."""
     masks_padding: bool
     """Whether padding of sources changes nothing, so that batches may be padded."""
+    is_alone: bool = False
+    """Whether the module is called with one sequence at a time, because its logits in a batch are others."""
 
 
 Way = tuple[str, Call]
@@ -62,21 +65,37 @@ def find_call(
     if adapter is not None:
         ways = iter([("call(model, src, tgt)", lambda src, tgt: adapter(module, src, tgt))])
     problems: dict[str, str] = {}
-    unpadded: WorkingCall | None = None
+    others: list[WorkingCall] = []
     for about, call in ways:
-        try:
-            with plain_operations():
-                problem = _problem(call, ids)
-        except Exception as error:  # whatever the user's code raises, this way is none
-            problem = f"{type(error).__name__}: {' '.join(str(error).split())[:150]}"
+        problem = _tried(call, ids)
         if problem is None:
             return WorkingCall(call, about, True)
         if problem == _READS_PADDING:
-            unpadded = unpadded or WorkingCall(call, about, False)
+            others.append(WorkingCall(call, about, False))
+        elif problem == _READS_BATCH and (again := _tried(_alone(call), ids)) in (None, _READS_PADDING):
+            others.append(WorkingCall(_alone(call), about, again is None, is_alone=True))
         problems.setdefault(problem, about)
-    if unpadded is None:
+    if not others:
         raise _no_way(type(module).__name__, problems, has_adapter=adapter is not None)
-    return unpadded
+    return min(others, key=lambda way: way.is_alone)
+
+
+def _tried(call: Call, ids: Ids) -> str | None:
+    """Why a call is none of a decoder, in words; None if it is one."""
+    try:
+        with plain_operations():
+            return _problem(call, ids)
+    except Exception as error:  # whatever the user's code raises, this way is none
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:150]}"
+
+
+def _alone(call: Call) -> Call:
+    """The same call for each sequence of a batch alone."""
+
+    def each(src: Tensor, tgt: Tensor) -> Tensor:
+        return torch.cat([call(src[row : row + 1], tgt[row : row + 1]) for row in range(len(src))])
+
+    return each
 
 
 def _no_way(name: str, problems: Mapping[str, str], *, has_adapter: bool) -> CheckpointError:
@@ -105,10 +124,12 @@ def _problem(call: Call, ids: Ids) -> str | None:
         return "returns NaN, or no floating-point numbers"
     if not torch.equal(result, call(src, tgt)):
         return "returns other values when it is called again"
+    if _differs(call(src[1:2], tgt[1:2]), result[1:2]):
+        return _READS_BATCH
     if _differs(call(src, _changed(ids, "decoder", tgt, 3))[:, :3], result[:, :3]):
         return "later target tokens change earlier logits: no causal mask"
     if not _differs(call(src, _changed(ids, "decoder", tgt, 0))[:, :1], result[:, :1]):
-        return "the first target token does not change the first logits: forward shifts the targets itself"
+        return "the first target token does not change the first logits: forward shifts the targets, so call its parts"
     other = torch.cat([_changed(ids, "encoder", src, 2)[:1], src[1:]])
     changes = (call(other, tgt) - result).nan_to_num().abs().amax((1, 2))
     if changes[0] < _TOLERANCE:

@@ -146,7 +146,8 @@ def fit_norm(states: Tensor, values: Tensor, constants: Sequence[Tensor], place:
     d_model = states.shape[1]
     if values.shape != states.shape:
         return None
-    vectors = [constant.reshape(-1) for constant in constants if constant.numel() == d_model]
+    # One number may be the weight or the bias of all features.
+    vectors = [constant.reshape(-1).expand(d_model) for constant in constants if constant.numel() in (1, d_model)]
     centred = states - states.mean(1, keepdim=True)
     variance, squares = (centred**2).mean(1), (states**2).mean(1)
     for weight in (*vectors, torch.ones(d_model)):

@@ -13,8 +13,8 @@ from tfexport.models.live.errors import NotCanonical
 from tfexport.models.live.fits import is_close
 from tfexport.models.live.ids import Ids
 from tfexport.models.live.origins import Tags
+from tfexport.models.live.recording import Call, record_steps
 from tfexport.models.live.streams import Embedding, rows_of
-from tfexport.models.live.tape import Call, record_steps
 from tfexport.models.pieces import Piece
 
 SHORT = 7

@@ -6,13 +6,14 @@ Between anchors there is only elementwise arithmetic, which `fits.py` identifies
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from tfexport.models.live.errors import NotCanonical
-from tfexport.models.live.tape import ELEMENT_BITS, Input, Node, Recording, element_of, parents_of
+from tfexport.models.live.recording import Recording
+from tfexport.models.live.tape import ELEMENT_BITS, Input, Node, element_of, parents_of
 
 _PRODUCTS = frozenset(("mm", "bmm", "matmul", "linear", "addmm", "baddbmm", "convolution", "mv"))
 SOFTMAXES = frozenset(("_softmax", "_safe_softmax", "softmax"))
@@ -59,13 +60,24 @@ class Graph:
         """By the index of their operation."""
         self.matmuls: list[Node] = []
         self.softmaxes: list[Node] = []
-        self.lookups = [node for node in self.nodes if node.kind == "lookup"]
-        for node in self.nodes:
+        used = self._used()
+        self.lookups = [node for node in self.nodes if node.kind == "lookup" and node.index in used]
+        for node in (self.nodes[index] for index in sorted(used)):
             if node.op in _PRODUCTS:
                 self._lift(node)
             elif node.op in SOFTMAXES:
                 node.kind = "softmax"
                 self.softmaxes.append(node)
+
+    def _used(self) -> set[int]:
+        """The indices of the operations that the result is computed from."""
+        todo, used = [*parents_of(self.recording.origin)], set[int]()
+        while todo:
+            index = todo.pop()
+            if index not in used:
+                used.add(index)
+                todo += self.nodes[index].parents
+        return used
 
     def _lift(self, node: Node) -> None:
         operands, bias = [*node.inputs], None
@@ -88,7 +100,32 @@ class Graph:
                 raise NotCanonical("a product plus a matrix, in one operation", node.place)
             product.bias = bias.value.reshape(-1)
         node.kind = "product"
-        self.products[node.index] = product
+        self.products[node.index] = self._of_whole_states(product)
+
+    def _of_whole_states(self, product: Product) -> Product:
+        """A product of parts of states with one matrix, as of heads that share it, as a product of the whole states."""
+        parents, places = parents_of(product.origin), element_of(product.origin)
+        if len(parents) != 1:
+            return product
+        width = self.nodes[parents.pop()].value.shape[-1]
+        tokens, starts = places // width, places[:, 0] % width
+        order = (tokens[:, 0] * width + starts).argsort()
+        parts = product.length // len(set(tokens[:, 0].tolist()))
+        if parts == 1 or product.length % parts or bool((tokens != tokens[:, :1]).any()):
+            return product
+
+        def joined(rows: Tensor) -> Tensor:
+            return rows[order].reshape(product.length // parts, -1)
+
+        return replace(
+            product,
+            origin=joined(product.origin),
+            states=joined(product.states),
+            weight=torch.kron(torch.eye(parts, dtype=product.weight.dtype), product.weight).contiguous(),
+            bias=None if product.bias is None else product.bias.repeat(parts),
+            output=joined(product.output),
+            elements=joined(product.elements),
+        )
 
     def between(self, origin: Tensor, stop: Collection[str] = ("product", "matmul", "softmax", "lookup")) -> Between:
         """The elementwise operations between elements with these origins and the anchors before them."""

@@ -22,8 +22,9 @@ from tfexport.models.live.call import WorkingCall
 from tfexport.models.live.errors import NotCanonical
 from tfexport.models.live.ids import Ids
 from tfexport.models.live.products import SOFTMAXES
+from tfexport.models.live.recording import plain_operations, record_steps, record_until
 from tfexport.models.live.structure import Structure
-from tfexport.models.live.tape import Node, plain_operations, record_steps, record_until
+from tfexport.models.live.tape import Node
 from tfexport.models.model import empty_model
 from tfexport.models.positions import PositionTable
 from tfexport.models.transformer import Transformer
@@ -181,7 +182,7 @@ def _compare_ids(
     The forward ends there, so that a large vocabulary takes seconds.
     """
     step = structure.embeddings[side].step
-    for part in torch.split(_all_but_padding(ids, side), _CHUNK):  # type: ignore[no-untyped-call]
+    for part in torch.split(_all_but_padding(ids, side), length if call.is_alone else _CHUNK):  # type: ignore[no-untyped-call]
         rows = -(-len(part) // length)
         batch = part.repeat(-(-rows * length // len(part)))[: rows * length].view(rows, length)
         pair = ids.with_other_side(side, batch)

@@ -25,9 +25,9 @@ from tfexport.models.live.ids import Ids
 from tfexport.models.live.origins import Tags, tag
 from tfexport.models.live.positions import position_table, stored_rows
 from tfexport.models.live.proof import Difference, Proof, canonical_model, prove
+from tfexport.models.live.recording import plain_operations
 from tfexport.models.live.structure import Structure, read_structure
 from tfexport.models.live.sublayers import Scaled
-from tfexport.models.live.tape import plain_operations
 from tfexport.models.pieces import Made
 
 LONGEST = 1024
@@ -148,6 +148,9 @@ class _Reading:
         config, weights, proof = self._prove({**self._values(), **exact}, has_random_parameters=False)
         if not self.call.masks_padding:
             about = "padding of sources changes the logits, called like this: compared with sequences of one length"
+            self.notes.append(about)
+        if self.call.is_alone:
+            about = "a sequence has other logits in a batch than alone, called like this: compared one at a time"
             self.notes.append(about)
         made = {name: self._made_as(name, tensor) for name, tensor in weights.items()}
         return LiveModel(config, {name: tensor.float() for name, tensor in weights.items()}, proof, self.notes, made)

@@ -12,8 +12,9 @@ from tfexport.config import Side
 from tfexport.models.live.errors import NotCanonical
 from tfexport.models.live.fits import Affine, Norm, affine, as_written, fit_norm, fused_norm, is_close
 from tfexport.models.live.products import Graph, Product
+from tfexport.models.live.recording import of_side
 from tfexport.models.live.sublayers import Scaled, Sublayer
-from tfexport.models.live.tape import Node, constants_in, of_side
+from tfexport.models.live.tape import Node, constants_in
 
 _ORDER = {"encoder": ("self", "feed-forward"), "decoder": ("self", "cross", "feed-forward")}
 _NAMES = {"self": "self_attention", "cross": "cross_attention", "feed-forward": "feed_forward"}

@@ -15,9 +15,10 @@ from tfexport.models.live.errors import NotCanonical
 from tfexport.models.live.feed_forwards import read_feed_forwards
 from tfexport.models.live.fits import Norm, NormKind, affine, exact, is_close
 from tfexport.models.live.products import Graph, Product
+from tfexport.models.live.recording import Call, record
 from tfexport.models.live.streams import Embedding, Stack, read_stack
 from tfexport.models.live.sublayers import Scaled, Sublayer
-from tfexport.models.live.tape import Call, constants_in, record
+from tfexport.models.live.tape import constants_in
 
 SOURCE, TARGET = 7, 5
 """Lengths of the recorded forward. They differ, so that no axis can be taken for another one."""

@@ -8,24 +8,18 @@ they are done to the origins too and need no other treatment. All other tensors 
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tfexport.config import Side
-from tfexport.models.float64 import widened
 from tfexport.models.live.errors import NotCanonical
 
 Kind = Literal["elementwise", "lookup", "product", "matmul", "softmax"]
@@ -131,7 +125,7 @@ def element_of(origin: Tensor) -> Tensor:
     return origin & ((1 << ELEMENT_BITS) - 1)
 
 
-class _Reached(BaseException):
+class Reached(BaseException):
     """Ends a forward that has computed everything that was wanted."""
 
 
@@ -155,6 +149,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.nodes: list[Node] = []
         self.until = until
+        self.moved = ""
+        """The line that looks up ids in another order or number than that of the call."""
         self._memory: dict[int, _Memory] = {}
         self._id_sizes: dict[Side, int] = {"encoder": src_ids.numel(), "decoder": tgt_ids.numel()}
         # Ids have origins as if they were results of two operations before all others: -2 and -3.
@@ -224,11 +220,36 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         parents = set().union(*(parents_of(given.origin) for given in inputs if given.origin is not None))
         sides = frozenset({side}) if side else frozenset().union(*(self.nodes[index].sides for index in parents))
         name, value, kind = op.removesuffix("_"), result.detach().clone(), "lookup" if side else "elementwise"
+        if name == "div" and (scores := self._scores_of(inputs)) is not None:
+            name, (inputs, args) = "_softmax", scores
         node = Node(len(self.nodes), name, inputs, args, value, _place(), parents, sides, kind)  # type: ignore[arg-type]
         self.nodes.append(node)
         self._write(result, node.origin)
         if self.until is not None and self.until(node):
-            raise _Reached
+            raise Reached
+
+    def _scores_of(self, inputs: Sequence[Input]) -> tuple[Sequence[Input], Sequence[Any]] | None:
+        """The scores of a softmax that is written out as exp(scores) / sum(exp(scores)), and the arguments of a softmax."""
+        exp, total = (self._whole(given) for given in (*inputs, None, None)[:2])
+        if exp is None or total is None or (exp.op, total.op) != ("exp", "sum") or len(total.args) < 2:
+            return None
+        if self._whole(total.inputs[0]) is not exp or len(total.args[1]) != 1:
+            return None
+        scores = exp.inputs[0]
+        shifted = self._whole(scores)
+        if shifted is not None and shifted.op == "sub":  # the largest score is subtracted, which changes nothing
+            largest = self._whole(shifted.inputs[-1])
+            if largest is not None and largest.op in ("amax", "max") and _is_same(largest.inputs[0], shifted.inputs[0]):
+                scores = shifted.inputs[0]
+        return [scores], [None, *total.args[1]]
+
+    def _whole(self, given: Input | None) -> Node | None:
+        """The operation whose result, all of it in its order, an operand is; None if it is something else."""
+        if given is None or given.origin is None:
+            return None
+        parents = parents_of(given.origin)
+        node = self.nodes[parents.pop()] if len(parents) == 1 else None
+        return node if node is not None and torch.equal(node.origin.flatten(), given.origin.flatten()) else None
 
     def _look_up(self, op: str, inputs: Sequence[Input], args: Sequence[Any], result: Tensor) -> None:
         """A row of a constant table for each id."""
@@ -237,7 +258,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         marks = torch.unique(ids.origin >> ELEMENT_BITS).tolist()
         sides: dict[int, Side] = {_SRC: "encoder", _TGT: "decoder"}
         if len(marks) != 1 or marks[0] not in sides or ids.value.numel() != self._id_sizes[sides[marks[0]]]:
-            return  # the forward changes the ids before it looks them up
+            self.moved = _place()
+            return
         self._node(op, inputs, args, result, sides[marks[0]])
 
     def _move(
@@ -263,6 +285,10 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 _SRC, _TGT = -2, -3
 
 
+def _is_same(given: Input, other: Input) -> bool:
+    return given.origin is not None and other.origin is not None and torch.equal(given.origin, other.origin)
+
+
 def _input(value: Tensor, origin: Tensor | None, *, copied: bool) -> Input:
     if origin is None or not copied:
         return Input(value.detach(), origin)
@@ -278,86 +304,6 @@ def _place() -> str:
             return f"{Path(name).name}, line {frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return ""
-
-
-Call = Callable[[Tensor, Tensor], Tensor]
-"""Calls the user's module with `src_ids` [batch, src] and `tgt_ids` [batch, tgt]; returns logits, log-probabilities or
-probabilities [batch, tgt, vocab]."""
-
-
-@dataclass(frozen=True)
-class Recording:
-    """A recorded forward."""
-
-    nodes: Sequence[Node]
-    value: Tensor
-    """The result."""
-    origin: Tensor
-    """The origins of the result."""
-
-
-class _Float32Epsilon(TorchFunctionMode):
-    """A mode in which an RMSNorm without eps has float32's, as in the user's program, and not float64's."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (torch.rms_norm, F.rms_norm):
-            named = dict(zip(("input", "normalized_shape", "weight", "eps"), args, strict=False)) | (kwargs or {})
-            eps = torch.finfo(torch.float32).eps if named.get("eps") is None else named["eps"]
-            return torch.rms_norm(named["input"], named["normalized_shape"], named.get("weight"), eps)
-        return func(*args, **(kwargs or {}))
-
-
-@contextlib.contextmanager
-def plain_operations() -> Iterator[None]:
-    """A context in which attention is computed in separate operations, in float64."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), widened(), _Float32Epsilon():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
-
-
-def record(call: Call, src_ids: Tensor, tgt_ids: Tensor) -> Recording:
-    """Run the module once and record it.
-
-    Raises:
-        NotCanonical: the result does not depend on the tokens, or an operation cannot be followed.
-    """
-    with plain_operations(), Tape(src_ids, tgt_ids) as tape:
-        value = call(src_ids, tgt_ids).detach()
-    origin = tape.origin_of(value)
-    if origin is None or not any(node.kind == "lookup" for node in tape.nodes):
-        raise NotCanonical("the result does not come from a lookup of the ids in embeddings")
-    return Recording(tape.nodes, value, origin)
-
-
-def record_until(
-    call: Call, src_ids: Tensor, tgt_ids: Tensor, side: Side, until: Callable[[Node], bool]
-) -> Sequence[Node]:
-    """The operations that depend on the ids of one side alone, up to the first for which `until` is true.
-
-    The forward ends there. Operations have no inputs that may be read.
-    """
-    with (
-        plain_operations(),
-        Tape(src_ids, tgt_ids, until=lambda node: node.sides == {side} and until(node)) as tape,
-        contextlib.suppress(_Reached),
-    ):
-        call(src_ids, tgt_ids)
-    return of_side(tape.nodes, side)
-
-
-def record_steps(call: Call, src_ids: Tensor, tgt_ids: Tensor, side: Side, count: int) -> Sequence[Node]:
-    """The first `count` operations that depend on the ids of one side alone; see `record_until`."""
-    steps = itertools.count(1)
-    return record_until(call, src_ids, tgt_ids, side, lambda node: next(steps) == count)
-
-
-def of_side(nodes: Sequence[Node], side: Side) -> list[Node]:
-    """The operations that depend on the ids of one side alone."""
-    return [node for node in nodes if node.sides == {side}]
 
 
 def values_of(origin: Tensor, nodes: Sequence[Node]) -> Tensor:

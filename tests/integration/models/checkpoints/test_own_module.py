@@ -96,6 +96,15 @@ def test_export_and_decode_give_the_tokens_of_the_module(
     assert open_bundle(tmp_path / "bundle").config.tie_output
 
 
+def test_special_ids_may_be_those_of_the_target_alone(tmp_path: Path) -> None:
+    (tmp_path / "my_code.py").write_text(CODE.replace("nn.Embedding(21, 16)", "nn.Embedding(15, 16)"))
+    torch.save(built(tmp_path).state_dict(), tmp_path / "ckpt.pt")
+    ids = {"unk": 0, "pad": 1, "bos": 2, "eos": 18}
+    options = ExportedCheckpointOptions(module=f"{tmp_path / 'my_code.py'}:build", **ids)
+    config = open_checkpoint(tmp_path / "ckpt.pt", options, print).config
+    assert (config.src_vocab_size, config.eos_id, config.source_eos) == (15, 18, False)
+
+
 def with_separate_names(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {f"net.{name}": tensor.clone() for name, tensor in state.items()}
 

@@ -75,6 +75,16 @@ class Lengths(Base):
         return self.decode(self.encode(src, torch.arange(src.shape[1]) < src_len[:, None]), tgt, causal(tgt))
 
 
+class ShortNames(Base):
+    """Lengths whose names tell the side by one letter."""
+
+    def forward(self, x: Tensor, x_len: Tensor, y: Tensor, y_len: Tensor) -> Tensor:
+        assert y_len.shape == (len(y),)
+        assert int(y_len.max()) == y.shape[1]
+        keep = torch.arange(x.shape[1]) < x_len[:, None]
+        return self.decode(self.encode(x, keep), y, causal(y))
+
+
 class OfBatch(Inside):
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         memory = self.encode(batch["input_ids"], batch["attention_mask"] == 1)
@@ -130,6 +140,7 @@ def found(module: nn.Module, **options: Any) -> WorkingCall:
         (Hidden, "(hide, 2 axes)), batch first"),
         (FourAxes, "(int, 4 axes)), batch first"),
         (Lengths, "forward(src, tgt, src_len), batch first"),
+        (ShortNames, "forward(x, y, x_len, y_len), batch first"),
         (OfBatch, "with a dict of tensors"),
         (Shifting, "one more target token"),
         (Flat, "forward(src, tgt), batch first"),
