@@ -121,7 +121,7 @@ class Graph:
             product,
             origin=joined(product.origin),
             states=joined(product.states),
-            weight=torch.kron(torch.eye(parts, dtype=product.weight.dtype), product.weight).contiguous(),
+            weight=torch.kron(torch.eye(parts, dtype=product.weight.dtype), product.weight.contiguous()),
             bias=None if product.bias is None else product.bias.repeat(parts),
             output=joined(product.output),
             elements=joined(product.elements),
