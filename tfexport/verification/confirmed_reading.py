@@ -80,7 +80,7 @@ def confirmed_hints(checkpoint: Path, options: CheckpointOptions, family: Chosen
     if unconfirmed:
         say(f"note: {name} does not confirm {_flags(unconfirmed, config)}: other values give the same outputs")
     if "eos_id" in unconfirmed:
-        say(f"note: your limit on the length may have cut all outputs of {name}. Raise it: eos is not confirmed.")
+        say(f"note: your limit on the length may have cut all outputs of {name}: raise it to confirm eos")
     if count < ENOUGH:
         say(f"note: {name} has {count} lines. Give {ENOUGH} or more: wrong settings give many outputs right.")
     return Confirmed(

@@ -140,7 +140,7 @@ def test_outputs_that_were_all_cut_do_not_confirm_eos(owners: Owners, tmp_path: 
     file.write_text("".join(f"{source}\t{' '.join(output)}\n" for source, output in columns if len(output) == cut))
     checkpoint = read(owners("tutorial"), notes, expect=file, **GIVEN)
     assert checkpoint.confirmation.unconfirmed["eos_id"] == EOS
-    assert any("Raise it: eos is not confirmed" in note for note in notes)
+    assert any("raise it to confirm eos" in note for note in notes)
 
 
 def test_few_lines_leave_settings_open(owners: Owners, tmp_path: Path) -> None:

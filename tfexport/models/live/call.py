@@ -41,7 +41,7 @@ class WorkingCall:
     """The way in words, such as `forward(src, tgt), batch first`."""
     masks_padding: bool
     """Whether padding of sources changes nothing, so that batches may be padded."""
-    is_alone: bool = False
+    one_at_a_time: bool = False
     """Whether the module is called with one sequence at a time, because its logits in a batch are others."""
 
 
@@ -73,11 +73,11 @@ def find_call(
         if problem == _READS_PADDING:
             others.append(WorkingCall(call, about, False))
         elif problem == _READS_BATCH and (again := _tried(_alone(call), ids)) in (None, _READS_PADDING):
-            others.append(WorkingCall(_alone(call), about, again is None, is_alone=True))
+            others.append(WorkingCall(_alone(call), about, again is None, one_at_a_time=True))
         problems.setdefault(problem, about)
     if not others:
         raise _no_way(type(module).__name__, problems, has_adapter=adapter is not None)
-    return min(others, key=lambda way: way.is_alone)
+    return min(others, key=lambda way: way.one_at_a_time)
 
 
 def _tried(call: Call, ids: Ids) -> str | None:

@@ -182,7 +182,7 @@ def _compare_ids(
     The forward ends there, so that a large vocabulary takes seconds.
     """
     step = structure.embeddings[side].step
-    for part in torch.split(_all_but_padding(ids, side), length if call.is_alone else _CHUNK):  # type: ignore[no-untyped-call]
+    for part in torch.split(_all_but_padding(ids, side), length if call.one_at_a_time else _CHUNK):  # type: ignore[no-untyped-call]
         rows = -(-len(part) // length)
         batch = part.repeat(-(-rows * length // len(part)))[: rows * length].view(rows, length)
         pair = ids.with_other_side(side, batch)

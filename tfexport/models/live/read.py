@@ -149,7 +149,7 @@ class _Reading:
         if not self.call.masks_padding:
             about = "padding of sources changes the logits, called like this: compared with sequences of one length"
             self.notes.append(about)
-        if self.call.is_alone:
+        if self.call.one_at_a_time:
             about = "a sequence has other logits in a batch than alone, called like this: compared one at a time"
             self.notes.append(about)
         made = {name: self._made_as(name, tensor) for name, tensor in weights.items()}

@@ -68,9 +68,9 @@ def record(call: Call, src_ids: Tensor, tgt_ids: Tensor) -> Recording:
         value = call(src_ids, tgt_ids).detach()
     origin = tape.origin_of(value)
     if origin is None or not any(node.kind == "lookup" for node in tape.nodes):
-        if tape.moved:
+        if tape.moved_lookup:
             raise NotCanonical(
-                "the ids are packed, padded or moved before they are looked up in embeddings", tape.moved
+                "the ids are packed, padded or moved before they are looked up in embeddings", tape.moved_lookup
             )
         raise NotCanonical("the result does not come from a lookup of the ids in embeddings")
     return Recording(tape.nodes, value, origin)

@@ -149,7 +149,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.nodes: list[Node] = []
         self.until = until
-        self.moved = ""
+        self.moved_lookup = ""
         """The line that looks up ids in another order or number than that of the call."""
         self._memory: dict[int, _Memory] = {}
         self._id_sizes: dict[Side, int] = {"encoder": src_ids.numel(), "decoder": tgt_ids.numel()}
@@ -230,7 +230,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _scores_of(self, inputs: Sequence[Input]) -> tuple[Sequence[Input], Sequence[Any]] | None:
         """The scores of a softmax that is written out as exp(scores) / sum(exp(scores)), and the arguments of a softmax."""
-        exp, total = (self._whole(given) for given in (*inputs, None, None)[:2])
+        if len(inputs) != 2:
+            return None
+        exp, total = self._whole(inputs[0]), self._whole(inputs[1])
         if exp is None or total is None or (exp.op, total.op) != ("exp", "sum") or len(total.args) < 2:
             return None
         if self._whole(total.inputs[0]) is not exp or len(total.args[1]) != 1:
@@ -243,9 +245,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 scores = shifted.inputs[0]
         return [scores], [None, *total.args[1]]
 
-    def _whole(self, given: Input | None) -> Node | None:
+    def _whole(self, given: Input) -> Node | None:
         """The operation whose result, all of it in its order, an operand is; None if it is something else."""
-        if given is None or given.origin is None:
+        if given.origin is None:
             return None
         parents = parents_of(given.origin)
         node = self.nodes[parents.pop()] if len(parents) == 1 else None
@@ -258,7 +260,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         marks = torch.unique(ids.origin >> ELEMENT_BITS).tolist()
         sides: dict[int, Side] = {_SRC: "encoder", _TGT: "decoder"}
         if len(marks) != 1 or marks[0] not in sides or ids.value.numel() != self._id_sizes[sides[marks[0]]]:
-            self.moved = _place()
+            self.moved_lookup = _place()
             return
         self._node(op, inputs, args, result, sides[marks[0]])
 
