@@ -53,13 +53,14 @@ class InFloat64(TorchFunctionMode):
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """`F.linear` in float64. The weights are widened part by part, into memory that stays in the processor's cache."""
         rows = max(1, _CHUNK // weight.shape[1])
-        states, products = _widened(input), []
+        states = _widened(input)
+        products = states.new_empty(*states.shape[:-1], len(weight))
         for start, part in zip(range(0, len(weight), rows), torch.split(weight, rows), strict=True):
             fits = part.numel() <= _CHUNK
             wide = self._wide[: part.numel()].view(part.shape).copy_(part) if fits else part.double()
             added = None if bias is None else bias[start : start + rows].double()
-            products.append(F.linear(states, wide, added))
-        return products[0] if len(products) == 1 else torch.cat(products, dim=-1)
+            products[..., start : start + rows] = F.linear(states, wide, added)
+        return products
 
     def _rounded(self, result: Any) -> Any:
         return result

@@ -158,6 +158,7 @@ def read_own_module(
     lengths = {"encoder": about.get("max_source_length"), "decoder": about.get("max_target_length")}
     options = ReadingOptions(
         pad_id=ids["pad_id"],
+        bos_id=ids["bos_id"],
         special_ids=frozenset(ids[name] for name in _IDS),
         with_ids=with_ids,
         vocab=None if tokenizers.target is None else tokenizers.target.size,

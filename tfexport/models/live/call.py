@@ -30,6 +30,7 @@ ADAPTER = """    def call(model, src, tgt):  # int64 [batch, src] and [batch, tg
 _TOLERANCE = 1e-9
 _READS_PADDING = "padding of the source changes the result"
 _READS_BATCH = "a sequence has other logits in a batch than alone"
+_SHIFTS = "the first target token does not change the first logits"
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class WorkingCall:
     """Whether padding of sources changes nothing, so that batches may be padded."""
     one_at_a_time: bool = False
     """Whether the module is called with one sequence at a time, because its logits in a batch are others."""
+    fixes_start: bool = False
+    """Whether forward puts the first target token before the targets. Then `call` gives it the other tokens."""
 
 
 Way = tuple[str, Call]
@@ -74,17 +77,19 @@ def find_call(
             others.append(WorkingCall(call, about, False))
         elif problem == _READS_BATCH and (again := _tried(_alone(call), ids)) in (None, _READS_PADDING):
             others.append(WorkingCall(_alone(call), about, again is None, one_at_a_time=True))
+        elif problem == _SHIFTS and (again := _tried(_after_start(call), ids, place=1)) in (None, _READS_PADDING):
+            others.append(WorkingCall(_after_start(call), about, again is None, fixes_start=True))
         problems.setdefault(problem, about)
     if not others:
         raise _no_way(type(module).__name__, problems, has_adapter=adapter is not None)
-    return min(others, key=lambda way: way.one_at_a_time)
+    return min(others, key=lambda way: (way.one_at_a_time, way.fixes_start, not way.masks_padding))
 
 
-def _tried(call: Call, ids: Ids) -> str | None:
-    """Why a call is none of a decoder, in words; None if it is one."""
+def _tried(call: Call, ids: Ids, place: int = 0) -> str | None:
+    """Why a call is none of a decoder, in words; None if it is one. See `_problem`."""
     try:
         with plain_operations():
-            return _problem(call, ids)
+            return _problem(call, ids, place)
     except Exception as error:  # whatever the user's code raises, this way is none
         return f"{type(error).__name__}: {' '.join(str(error).split())[:150]}"
 
@@ -96,6 +101,11 @@ def _alone(call: Call) -> Call:
         return torch.cat([call(src[row : row + 1], tgt[row : row + 1]) for row in range(len(src))])
 
     return each
+
+
+def _after_start(call: Call) -> Call:
+    """The same call without the first token of each target. Another one at the end keeps the length; forward removes it."""
+    return lambda src, tgt: call(src, tgt.roll(-1, 1))
 
 
 def _no_way(name: str, problems: Mapping[str, str], *, has_adapter: bool) -> CheckpointError:
@@ -113,8 +123,12 @@ def _no_way(name: str, problems: Mapping[str, str], *, has_adapter: bool) -> Che
 
 
 @torch.no_grad()
-def _problem(call: Call, ids: Ids) -> str | None:
-    """Why a call is none of a decoder, in words; None if it is one."""
+def _problem(call: Call, ids: Ids, place: int) -> str | None:
+    """Why a call is none of a decoder, in words; None if it is one.
+
+    Args:
+        place: the first target token that must change the logits at its place.
+    """
     src, tgt = ids.random("encoder", (3, 6), 1), ids.random("decoder", (3, 5), 2)
     result = call(src, tgt)
     if not isinstance(result, Tensor) or result.dim() != 3 or result.shape[:2] != tgt.shape:
@@ -128,8 +142,8 @@ def _problem(call: Call, ids: Ids) -> str | None:
         return _READS_BATCH
     if _differs(call(src, _changed(ids, "decoder", tgt, 3))[:, :3], result[:, :3]):
         return "later target tokens change earlier logits: no causal mask"
-    if not _differs(call(src, _changed(ids, "decoder", tgt, 0))[:, :1], result[:, :1]):
-        return "the first target token does not change the first logits: forward shifts the targets, so call its parts"
+    if not _differs(call(src, _changed(ids, "decoder", tgt, place))[:, place], result[:, place]):
+        return _SHIFTS
     other = torch.cat([_changed(ids, "encoder", src, 2)[:1], src[1:]])
     changes = (call(other, tgt) - result).nan_to_num().abs().amax((1, 2))
     if changes[0] < _TOLERANCE:

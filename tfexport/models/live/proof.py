@@ -126,11 +126,12 @@ def _batch(ids: Ids, side: Side, lengths: Sequence[int], call: WorkingCall) -> T
     batch = every[torch.randint(len(every), (len(lengths), max(lengths)), generator=generator)]
     if call.masks_padding:
         batch = torch.where(torch.arange(max(lengths)) < torch.tensor(lengths)[:, None], batch, ids.pad)
-    return batch
+    return ids.begun(side, batch)
 
 
 def _all_but_padding(ids: Ids, side: Side) -> Tensor:
-    return torch.tensor([index for index in range(ids.sizes[side]) if index != ids.pad])
+    every = torch.arange(ids.sizes[side])
+    return every[every != ids.pad]
 
 
 @torch.no_grad()
@@ -183,8 +184,7 @@ def _compare_ids(
     """
     step = structure.embeddings[side].step
     for part in torch.split(_all_but_padding(ids, side), length if call.one_at_a_time else _CHUNK):  # type: ignore[no-untyped-call]
-        rows = -(-len(part) // length)
-        batch = part.repeat(-(-rows * length // len(part)))[: rows * length].view(rows, length)
+        batch = _in_rows(ids, side, part, length)
         pair = ids.with_other_side(side, batch)
         if masks:
             steps = record_until(call.call, *pair, side, lambda node: node.op in SOFTMAXES)
@@ -200,6 +200,15 @@ def _compare_ids(
         wrong = min(differences, key=lambda difference: int(difference.sum())).any(-1)
         if bool(wrong.any()):
             raise Difference(f"the embedding of id {int(batch[wrong][0])} of the {side} differs")
+
+
+def _in_rows(ids: Ids, side: Side, part: Tensor, length: int) -> Tensor:
+    """All ids of `part` in rows [rows, length], some twice; after the first id of targets, if forward fixes it."""
+    is_fixed = side == "decoder" and ids.start is not None
+    width = length - 1 if is_fixed else length
+    rows = -(-len(part) // width)
+    batch = part.repeat(-(-rows * width // len(part)))[: rows * width].view(rows, width)
+    return ids.begun(side, F.pad(batch, (1, 0))) if is_fixed else batch
 
 
 def _embedded(model: Transformer, side: Side, batch: Tensor) -> Tensor:

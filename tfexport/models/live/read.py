@@ -54,6 +54,7 @@ class ReadingOptions:
     """What no module says, from the user."""
 
     pad_id: int
+    bos_id: int
     special_ids: frozenset[int]
     with_ids: Callable[[Mapping[str, Any]], ModelConfig]
     """Completes the fields that were read with special ids."""
@@ -82,12 +83,18 @@ def read_module(module: nn.Module, options: ReadingOptions) -> LiveModel:
     words = min([size for size in sizes if size >= _FEWEST_WORDS] or [2 * _FEWEST_WORDS])
     ids = Ids(options.pad_id, options.special_ids, dict.fromkeys(get_args(Side), words))
     call = find_call(module, ids, options.vocab, options.adapter)
+    ids = replace(ids, start=options.bos_id if call.fixes_start else None)
     try:
         return _Reading(module, actual, options, tags, call, ids).run()
     except NotCanonical as error:
         name = type(module).__name__
         if isinstance(error, Difference):
             about = f"{name} was read, but the model that was read does not compute the same: {error}"
+            if call.fixes_start:
+                start = f"the first target token, which must be bos ({options.bos_id})"
+                raise CheckpointError(
+                    f"{about}. Its forward puts {start}: correct bos. Nothing was exported."
+                ) from error
             raise CheckpointError(f"{about}. Nothing was exported. Report this with the module's code.") from error
         about = f"{name} computes something that tfexport cannot express: {error}"
         raise CheckpointError(f"{about}. Nothing was exported.") from error
@@ -127,8 +134,9 @@ class _Reading:
     ):
         self.module, self.actual, self.options, self.call = module, actual, options, call
         self.structure = self._read(ids)
-        sizes = {"encoder": self.structure.fields["src_vocab_size"], "decoder": self.structure.fields["tgt_vocab_size"]}
-        self.ids = Ids(ids.pad, ids.special, sizes)  # type: ignore[arg-type]
+        fields = self.structure.fields
+        sizes: dict[Side, int] = {"encoder": fields["src_vocab_size"], "decoder": fields["tgt_vocab_size"]}
+        self.ids = replace(ids, sizes=sizes)
         self.made = {name: _made(tags, scaled) for name, scaled in self.structure.tensors.items()}
         embeddings = self.structure.embeddings
         self.positions = {side: stored_rows(module, tags, embedding) for side, embedding in embeddings.items()}
@@ -151,6 +159,9 @@ class _Reading:
             self.notes.append(about)
         if self.call.one_at_a_time:
             about = "a sequence has other logits in a batch than alone, called like this: compared one at a time"
+            self.notes.append(about)
+        if self.call.fixes_start:
+            about = "forward puts the first target token itself: compared with targets that begin with bos"
             self.notes.append(about)
         made = {name: self._made_as(name, tensor) for name, tensor in weights.items()}
         return LiveModel(config, {name: tensor.float() for name, tensor in weights.items()}, proof, self.notes, made)

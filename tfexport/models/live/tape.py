@@ -117,7 +117,10 @@ class Node:
 
 def parents_of(origin: Tensor) -> set[int]:
     """The indices of the operations that elements with these origins come from."""
-    return {index for index in torch.unique(origin >> ELEMENT_BITS).tolist() if index >= 0}
+    indices = (origin >> ELEMENT_BITS).flatten()
+    if bool((indices == indices[:1]).all()):  # most tensors come from one operation, and `unique` sorts
+        indices = indices[:1]
+    return {index for index in torch.unique(indices).tolist() if index >= 0}
 
 
 def element_of(origin: Tensor) -> Tensor:
@@ -163,6 +166,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if memory is None:
             return None
         origins = memory.origins.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+        if origins.numel() and bool(origins[(0,) * origins.dim()] != CONSTANT):  # saves reading all of a large tensor
+            return origins
         return origins if bool((origins != CONSTANT).any()) else None
 
     def _write(self, tensor: Tensor, origins: Tensor | int) -> None:
@@ -257,12 +262,14 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """A row of a constant table for each id."""
         ids = next(given for given in inputs if given.origin is not None)
         assert ids.origin is not None
-        marks = torch.unique(ids.origin >> ELEMENT_BITS).tolist()
         sides: dict[int, Side] = {_SRC: "encoder", _TGT: "decoder"}
-        if len(marks) != 1 or marks[0] not in sides or ids.value.numel() != self._id_sizes[sides[marks[0]]]:
+        # Forward may fix some, as the first one of targets. The proof finds any other that differs from the call's.
+        marks = torch.unique(ids.origin[ids.origin != CONSTANT] >> ELEMENT_BITS).tolist()
+        side = sides.get(marks[0]) if len(marks) == 1 else None
+        if side is None or ids.value.numel() != self._id_sizes[side]:
             self.moved_lookup = _place()
             return
-        self._node(op, inputs, args, result, sides[marks[0]])
+        self._node(op, inputs, args, result, side)
 
     def _move(
         self, func: Any, name: str, args: Any, named: Any, results: Sequence[Tensor], origins: dict[int, Tensor | None]

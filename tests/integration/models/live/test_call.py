@@ -169,13 +169,29 @@ def test_a_module_that_reads_padding_is_called_without_it() -> None:
     assert not found(Reading()).masks_padding
 
 
+def test_a_forward_that_puts_the_first_target_token_gets_the_other_ones() -> None:
+    class Shifting(Base):
+        def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
+            tgt = torch.cat([torch.full_like(tgt[:, :1], 2), tgt[:, :-1]], 1)
+            return Base.decode(self, Base.encode(self, src, src != PAD), tgt, causal(tgt))
+
+        encode = decode = None  # type: ignore[assignment]
+
+    module = Shifting()
+    call = found(module)
+    assert call.fixes_start
+    src, tgt = torch.tensor([[4, 5, 6]]), torch.tensor([[2, 7, 8]])
+    expected = module(src, torch.tensor([[7, 8, 9]]))
+    torch.testing.assert_close(call.call(src, tgt), expected)
+
+
 @pytest.mark.parametrize(
     ("keep", "about"),
     [
         (lambda tgt: causal(tgt) * 0 + 1, "no causal mask"),
-        (lambda tgt: causal(tgt) - torch.eye(len(tgt[0])), "shifts the targets"),
+        (lambda tgt: causal(tgt) * 0, "the first target token does not change the first logits"),
     ],
-    ids=["not causal", "shifted"],
+    ids=["not causal", "no targets"],
 )
 def test_what_is_no_decoder_is_refused_with_an_adapter(keep: Any, about: str) -> None:
     class Wrong(Base):
