@@ -5,6 +5,7 @@ The file that the user names is run, because the user wrote it, as a family file
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import inspect
@@ -32,7 +33,7 @@ from tfexport.models.checkpoints.hints import (
 )
 from tfexport.models.checkpoints.load import Checkpoint
 from tfexport.models.checkpoints.options import USAGE
-from tfexport.models.checkpoints.user_family import run_file, running
+from tfexport.models.checkpoints.user_family import importing_beside, run_file, running
 from tfexport.models.checkpoints.written_family import write_family
 from tfexport.models.families.family import SOURCE_ENDS
 from tfexport.models.formats.files import read_file
@@ -55,6 +56,8 @@ class OwnModule:
     """Its name, such as `my_code.py:build`."""
     adapter: Callable[..., Tensor] | None = None
     """The user's own `call(model, src, tgt)`."""
+    path: Path | None = None
+    """The file with its code, if a file was given."""
     is_trained: bool = False
     """Whether the module has its trained weights, so that no file is read."""
 
@@ -93,7 +96,7 @@ def module_of(spec: str) -> OwnModule:
         raise ConfigError(
             f"{where} has no {name}. Give --module {where}:NAME, with a function that returns your module."
         )
-    return OwnModule(_builder(target, spec, path), spec, getattr(code, "call", None))
+    return OwnModule(_builder(target, spec, path), spec, getattr(code, "call", None), path)
 
 
 def _builder(target: Any, spec: str, path: Path) -> Callable[[], nn.Module]:
@@ -165,7 +168,9 @@ def read_own_module(
         max_lengths={side: length for side, length in lengths.items() if length is not None},  # type: ignore[misc]
         adapter=own.adapter,
     )
-    live = read_module(module, options)
+    # Its forward and its `call` may import modules when they run.
+    with contextlib.nullcontext() if own.path is None else importing_beside(own.path):
+        live = read_module(module, options)
     check_told(path, live.config.to_dict(), {name: value for name, value in about.items() if name not in ids})
     if family_file is not None:
         write_family(family_file, live, names, path, Path(own.about).name, {**hints, **ids})

@@ -200,12 +200,22 @@ def _telling(path: Path, function: Callable[..., Result]) -> Callable[..., Resul
 
 
 @contextlib.contextmanager
-def running(path: Path) -> Iterator[None]:
-    """Import modules from the folder of the user's file, as a script does. Errors become tfexport errors with the line."""
+def importing_beside(path: Path) -> Iterator[None]:
+    """A context in which modules are also imported from the folder of the user's file, as in a script."""
     folder = str(path.resolve().parent)
     sys.path.insert(0, folder)
     try:
         yield
+    finally:
+        sys.path.remove(folder)
+
+
+@contextlib.contextmanager
+def running(path: Path) -> Iterator[None]:
+    """A context in which the user's file runs (see `importing_beside`). Errors become tfexport errors with the line."""
+    try:
+        with importing_beside(path):
+            yield
     except TfexportError:
         raise
     except Exception as error:
@@ -219,5 +229,3 @@ def running(path: Path) -> Iterator[None]:
         raise ConfigError(
             f"{where}: {type(error).__name__}: {reason}. Correct the file; --debug shows the traceback."
         ) from error
-    finally:
-        sys.path.remove(folder)

@@ -105,6 +105,18 @@ def test_special_ids_may_be_those_of_the_target_alone(tmp_path: Path) -> None:
     assert (config.src_vocab_size, config.eos_id, config.source_eos) == (15, 18, False)
 
 
+def test_code_that_runs_late_may_import_modules_beside_its_file(tmp_path: Path) -> None:
+    adapter = (
+        "def call(model, src, tgt):\n    import calling_beside\n    return calling_beside.logits(model, src, tgt)\n"
+    )
+    (tmp_path / "my_code.py").write_text(CODE + adapter)
+    (tmp_path / "calling_beside.py").write_text("def logits(model, src, tgt):\n    return model(src, tgt)\n")
+    torch.save(built(tmp_path).state_dict(), tmp_path / "ckpt.pt")
+    own = module_of(f"{tmp_path / 'my_code.py'}:build")
+    checkpoint = read_own_module(tmp_path / "ckpt.pt", own, SPECIAL)
+    assert "called as call(model, src, tgt)" in checkpoint.notes
+
+
 def with_separate_names(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {f"net.{name}": tensor.clone() for name, tensor in state.items()}
 
