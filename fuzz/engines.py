@@ -95,6 +95,8 @@ def _changes(chosen: random.Random, config: ModelConfig) -> dict[str, Any]:
     if chosen.random() < 0.2:
         changes |= {"norm": "rms", "embedding_norm": chosen.random() < 0.5}
     if chosen.random() < 0.2:
+        changes |= {"embedding_norm": True, "embedding_norm_in": chosen.choice(("encoder", "decoder"))}
+    if chosen.random() < 0.2:
         changes |= {"gated": True, "feed_forward": "linear", "activation": chosen.choice(("silu", "gelu_tanh"))}
     return changes
 

@@ -44,7 +44,8 @@ def random_config(chosen: random.Random) -> ModelConfig:
     head_dim = chosen.choice((2 if heads > 2 else 6, 4 if heads > 1 else 6, 8, 8, 12, 16, 16))
     has_own_heads = chosen.random() < 0.2  # d_model need not be what the heads are together
     d_model = chosen.randint(6, 64) if has_own_heads else heads * head_dim
-    has_final_norm, positions = chosen.random() < 0.5, chosen.choice(get_args(Positions))
+    has_final_norm, has_embedding_norm = chosen.random() < 0.5, chosen.random() < 0.3
+    positions = chosen.choice(get_args(Positions))
     is_gated, has_table = chosen.random() < 0.3, positions not in ("relative", "none")
     tied = chosen.random() < 0.3
     words, others = (chosen.randint(*chosen.choice(((6, 60), (6, 60), (1024, 1300)))) for _ in range(2))  # or screened
@@ -70,7 +71,8 @@ def random_config(chosen: random.Random) -> ModelConfig:
         shared_norm=chosen.random() < 0.3,
         norm=chosen.choice(("layer", "layer", "rms")),
         norm_eps=chosen.choice((1e-5, 1e-6, 1e-3)),
-        embedding_norm=chosen.random() < 0.3,
+        embedding_norm=has_embedding_norm,
+        embedding_norm_in=chosen.choice(("both", "encoder", "decoder")) if has_embedding_norm else "both",
         activation=chosen.choice(get_args(Activation)),
         feed_forward="linear" if is_gated else chosen.choice(("linear", "conv1d")),
         gated=is_gated,

@@ -99,6 +99,8 @@ class ModelConfig:
     """Added to the variance, or to the mean of squares, before the square root."""
     embedding_norm: bool = False
     """Whether each stack normalises its embeddings, after positions are added, before its first layer."""
+    embedding_norm_in: Literal["both", "encoder", "decoder"] = "both"
+    """The stacks that have the norm of `embedding_norm`."""
     positions: Positions = "sinusoidal"
     """Kind of positions. `stored` is a frozen table from the checkpoint. `relative` leaves the embeddings unchanged and adds
     a number per head and distance to the scores of self-attention (Raffel et al. 2020, section 2.1). `none` adds nothing."""
@@ -154,9 +156,9 @@ class ModelConfig:
             require(self.n_decoder_layers == 0, "a classifier has n_decoder_layers 0")
             require(not (self.tie_output or self.tie_source_target), "a classifier has no embeddings to tie")
             require(self.n_encoder_heads == 0, "a classifier has no n_encoder_heads: n_heads is its encoder's")
-            require(
-                self.final_norm_in == "both", f"final_norm_in is {self.final_norm_in}, and a classifier has one stack"
-            )
+            for name in ("final_norm", "embedding_norm"):
+                place = getattr(self, f"{name}_in")
+                require(place == "both", f"{name}_in is {place}, and a classifier has one stack")
         else:
             for name in ("n_decoder_layers", "max_target_length"):
                 require(getattr(self, name) > 0, f"{name} is {getattr(self, name)}, not above 0")
@@ -199,8 +201,9 @@ class ModelConfig:
         )
         require(self.positions != "relative" or not self.is_classifier, "a classifier has no relative positions")
         require(not self.gated or self.feed_forward == "linear", "a gated feed_forward is linear")
-        norms_fit = self.final_norm or self.final_norm_in == "both"
-        require(norms_fit, f"final_norm_in is {self.final_norm_in}, and final_norm is false")
+        for name in ("final_norm", "embedding_norm"):
+            place = getattr(self, f"{name}_in")
+            require(getattr(self, name) or place == "both", f"{name}_in is {place}, and {name} is false")
         require(self.position_offset >= 0, f"position_offset is {self.position_offset}, below 0")
         require(0 <= self.dropout < 1, f"dropout is {self.dropout}, not in [0, 1)")
         require(0 < self.norm_eps < 1, f"norm_eps is {self.norm_eps}, not in (0, 1)")
@@ -237,6 +240,10 @@ class ModelConfig:
     def has_final_norm(self, side: Side) -> bool:
         """Whether the stack of this side has a norm after its last layer."""
         return self.final_norm and self.final_norm_in in ("both", side)
+
+    def has_embedding_norm(self, side: Side) -> bool:
+        """Whether the stack of this side has a norm of its embeddings."""
+        return self.embedding_norm and self.embedding_norm_in in ("both", side)
 
     @property
     def least_parameters(self) -> int:

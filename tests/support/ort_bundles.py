@@ -53,7 +53,7 @@ def configs(draw: Callable[..., Any]) -> ModelConfig:
 
     n_heads, head_dim = one_of(1, 2, 3), one_of(8, 16, 24, 2, 3, 4, 12)
     source, target = one_of(7, 19), one_of(7, 23)
-    tied, has_final_norm, is_gated = (draw(st.booleans()) for _ in range(3))
+    tied, has_final_norm, has_embedding_norm, is_gated = (draw(st.booleans()) for _ in range(4))
     positions = one_of("sinusoidal", "learned", "stored", "none")
     return ModelConfig(
         d_model=n_heads * head_dim,
@@ -77,7 +77,8 @@ def configs(draw: Callable[..., Any]) -> ModelConfig:
         shared_norm=draw(st.booleans()),
         norm=one_of("layer", "rms"),
         norm_eps=one_of(1e-5, 1e-2),
-        embedding_norm=draw(st.booleans()),
+        embedding_norm=has_embedding_norm,
+        embedding_norm_in=one_of("both", "encoder", "decoder") if has_embedding_norm else "both",
         positions=positions,
         position_offset=0 if positions == "none" else one_of(0, 2),
         feed_forward="linear" if is_gated else one_of("linear", "conv1d"),
@@ -116,6 +117,7 @@ ONE_CHANGE = [
     {"positions": "none"},
     {"final_norm": True, "final_norm_in": "encoder"},
     {"norm_first": True, "final_norm": True, "final_norm_in": "decoder"},
+    {"embedding_norm": True, "embedding_norm_in": "encoder"},
     {"norm": "rms", "embedding_norm": True, "final_norm": True, "feed_forward": "conv1d"},
     {"norm": "rms", "norm_first": True, "shared_norm": True, "gated": True, "activation": "silu"},
     {"d_model": 64, "n_heads": 4},

@@ -55,7 +55,7 @@ def embed_target(emitter: Emitter) -> Value:
     return _embedded(emitter, "decoder", emitter.inputs["tokens"], positions)
 
 
-def _embedded(emitter: Emitter, side: str, ids: Value, positions: Value | None) -> Value:
+def _embedded(emitter: Emitter, side: Side, ids: Value, positions: Value | None) -> Value:
     config = emitter.config
     table = "encoder" if config.tie_source_target else side
     with emitter.module(f"{side}.tokens"):
@@ -64,7 +64,7 @@ def _embedded(emitter: Emitter, side: str, ids: Value, positions: Value | None) 
             states = emitter.node("Mul", states, emitter.scalar(config.embedding_scale))
         if positions is not None:
             states = emitter.node("Add", states, positions)
-    return norm(emitter, f"{side}.embedding_norm", states) if config.embedding_norm else states
+    return norm(emitter, f"{side}.embedding_norm", states) if config.has_embedding_norm(side) else states
 
 
 def source_position_bias(emitter: Emitter) -> Value:

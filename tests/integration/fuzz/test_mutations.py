@@ -124,6 +124,7 @@ def test_random_models_are_of_every_kind() -> None:
         "positions": {*get_args(Positions)},
         "feed_forward": {"linear", "conv1d"},
         "final_norm_in": {"both", "encoder", "decoder"},
+        "embedding_norm_in": {"both", "encoder", "decoder"},
         "norm": {"layer", "rms"},
     }
     for field, values in kinds.items():

@@ -235,14 +235,15 @@ def test_a_model_without_positions_is_one_whose_table_is_zero() -> None:
 
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
-def test_a_final_norm_stands_in_one_stack(side: str) -> None:
-    model, without = build(final_norm=True, final_norm_in=side), build()
+@pytest.mark.parametrize(("field", "name"), [("final_norm", "norm"), ("embedding_norm", "embedding_norm")])
+def test_a_norm_stands_in_one_stack(side: str, field: str, name: str) -> None:
+    model, without = build(**{field: True, f"{field}_in": side}), build()
     norms = {name: tensor for name, tensor in model.state_dict().items() if name not in without.state_dict()}
-    assert set(norms) == {f"{side}.norm.weight", f"{side}.norm.bias"}
+    assert set(norms) == {f"{side}.{name}.weight", f"{side}.{name}.bias"}
     without.load_state_dict({name: tensor for name, tensor in model.state_dict().items() if name not in norms})
     norm = torch.nn.LayerNorm(SMALL.d_model)
     norm.load_state_dict({name.rpartition(".")[2]: tensor for name, tensor in norms.items()})
-    getattr(without, side).norm = norm
+    setattr(getattr(without, side), name, norm)
     given = batch(SMALL)
     with torch.inference_mode():
         assert torch.equal(model(*given), without(*given))

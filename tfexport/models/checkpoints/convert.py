@@ -101,14 +101,20 @@ def shown_by_names(family: Family, weights: Mapping[str, Tensor], *, is_classifi
         return name in names or family.shared_name(name) in names
 
     layer, projections = "encoder.layers.0", ("query", "key", "value", "output")
-    sides = [side for side in ("encoder", "decoder") if has(f"{side}.norm.weight")]
+
+    def place(norm: str) -> str:
+        """The stacks that have a norm."""
+        sides = [side for side in ("encoder", "decoder") if has(f"{side}.{norm}.weight")]
+        return sides[0] if len(sides) == 1 and not is_classifier else "both"
+
     return {
         "attention_bias": any(has(f"{layer}.self_attention.{name}.bias") for name in projections),
         "feed_forward_bias": any(has(f"{layer}.feed_forward.{name}.bias") for name in ("hidden", "output")),
         "gated": has(f"{layer}.feed_forward.gate.weight"),
         "embedding_norm": has("encoder.embedding_norm.weight") or has("decoder.embedding_norm.weight"),
-        "final_norm": bool(sides),
-        "final_norm_in": sides[0] if len(sides) == 1 and not is_classifier else "both",
+        "embedding_norm_in": place("embedding_norm"),
+        "final_norm": has("encoder.norm.weight") or has("decoder.norm.weight"),
+        "final_norm_in": place("norm"),
         "output_bias": has("output_bias"),
         "tie_source_target": not is_classifier and not has("decoder.tokens.weight"),
         "tie_output": not is_classifier and not has("output_weight"),

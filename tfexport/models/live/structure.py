@@ -157,15 +157,13 @@ def _assembled(
         "src_vocab_size": len(encoder.embedding.table),
         "tgt_vocab_size": len(decoder.embedding.table),
         "norm_first": _agree("orders of norms", [(_ORDERS[stack.norm_first], "") for stack in stacks]) == _ORDERS[True],
-        "embedding_norm": _agree("a norm of embeddings", [(stack.embedding_norm is not None, "") for stack in stacks]),
         "norm": "rms" if kind == "rms" else "layer",
         "norm_eps": eps**2 if kind.startswith("std") else eps,
         "embedding_scale": scale,
     }
-    finals = [stack.side for stack in stacks if stack.final_norm is not None]
-    fields["final_norm"] = bool(finals)
-    if len(finals) == 1:
-        fields["final_norm_in"] = finals[0]
+    for name in ("embedding_norm", "final_norm"):
+        sides = [stack.side for stack in stacks if getattr(stack, name) is not None]
+        fields |= {name: bool(sides), f"{name}_in": sides[0] if len(sides) == 1 else "both"}
     if output["output_weight"].tensor.shape[0] != fields["tgt_vocab_size"]:
         rows = output["output_weight"].tensor.shape[0]
         raise NotCanonical(f"{rows} logits for {fields['tgt_vocab_size']} embeddings of target tokens")

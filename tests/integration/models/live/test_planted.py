@@ -154,6 +154,7 @@ PLANTED: dict[str, tuple[Fields, dict[str, Fault]]] = {
             "no final norm": without("coder.norm.", final_norm=False),
             "a final norm of one stack": without("encoder.norm.", final_norm_in="decoder"),
             "no norm of embeddings": without("embedding_norm", embedding_norm=False),
+            "a norm of one stack's embeddings": without("encoder.embedding_norm", embedding_norm_in="decoder"),
             "gates for hidden states": exchanged(f"{FORWARD}.gate.", f"{FORWARD}.hidden."),
             "no gates": without(".gate.", gated=False),
         },

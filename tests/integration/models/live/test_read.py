@@ -167,6 +167,19 @@ def one_norm(module: Tutorial) -> None:
     module.core.encoder.norm = None
 
 
+class AfterNorm(nn.Module):
+    def __init__(self, stack: nn.Module):
+        super().__init__()
+        self.norm, self.stack = nn.LayerNorm(16), stack
+
+    def forward(self, states: Tensor, **options: Any) -> Any:
+        return self.stack(self.norm(states), **options)
+
+
+def one_embedding_norm(module: Tutorial) -> None:
+    module.core.encoder = AfterNorm(module.core.encoder)
+
+
 def without_positions(module: Tutorial) -> None:
     module.table.zero_()
 
@@ -177,6 +190,7 @@ def without_positions(module: Tutorial) -> None:
         (other_sizes, {"d_ff": 31}),
         (other_heads, {"n_heads": 2, "n_encoder_heads": 4}),
         (one_norm, {"final_norm": True, "final_norm_in": "decoder"}),
+        (one_embedding_norm, {"embedding_norm": True, "embedding_norm_in": "encoder"}),
         (without_positions, {"positions": "none"}),
     ],
 )
