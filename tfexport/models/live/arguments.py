@@ -16,6 +16,7 @@ MaskAxes = Literal[2, 3, 4]
 Role = Literal["mask", "lengths", "tokens", "other"]
 
 _TARGET = ("tgt", "trg", "target", "dec", "output")
+_SOURCE = ("src", "source")
 _CAUSAL = ("look", "causal", "subsequent", "future", "peak")
 _OTHER = ("teacher", "ratio", "return", "train", "cache", "past", "state", "pos", "label", "epoch")
 
@@ -30,10 +31,15 @@ def role_of(name: str) -> Role:
     return "other" if any(word in lower for word in _OTHER) else "tokens"
 
 
+def is_of_source(name: str) -> bool:
+    """Whether a parameter of this name is about the source, and says so."""
+    return any(word in name.lower() for word in _SOURCE)
+
+
 def is_of_target(name: str) -> bool:
     """Whether a parameter of this name is about the target."""
     lower = name.lower()
-    return "y" in lower.split("_") or any(word in lower for word in _TARGET)
+    return not {"y", "tar"}.isdisjoint(lower.split("_")) or any(word in lower for word in _TARGET)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,15 @@ from torch import Tensor, nn
 
 from tfexport.config import Side
 from tfexport.errors import CheckpointError
-from tfexport.models.live.arguments import Arguments, MaskAxes, MaskValues, NamedBatch, is_of_target, role_of
+from tfexport.models.live.arguments import (
+    Arguments,
+    MaskAxes,
+    MaskValues,
+    NamedBatch,
+    is_of_source,
+    is_of_target,
+    role_of,
+)
 from tfexport.models.live.ids import Ids
 from tfexport.models.live.recording import Call, plain_operations
 
@@ -282,7 +290,7 @@ def _by_name(function: Callable[..., Any], arguments: Arguments, ids: Tensor, me
         ):
             given[name] = states
         elif parameter.default is parameter.empty and _is_named(parameter):
-            given[name] = ids
+            given[name] = arguments.src if is_of_source(name) else ids
     return given
 
 

@@ -127,6 +127,21 @@ class Methods(nn.Module):
         return self.inner.decode(memory, tgt, causal(tgt))
 
 
+class SourceAgain(nn.Module):
+    """No forward: the decoder takes the source for its mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Base()
+
+    def encode(self, src: Tensor) -> Tensor:
+        return self.inner.encode(src, src != PAD)
+
+    def decode(self, src: Tensor, memory: Tensor, tar: Tensor) -> Tensor:
+        assert src.shape[1] != tar.shape[1]
+        return self.inner.decode(memory, tar, causal(tar))
+
+
 def found(module: nn.Module, **options: Any) -> WorkingCall:
     return find_call(module.double().eval(), IDS, options.pop("vocab", 20), **options)
 
@@ -146,6 +161,7 @@ def found(module: nn.Module, **options: Any) -> WorkingCall:
         (Flat, "forward(src, tgt), batch first"),
         (Idle, "forward(src, tgt), batch first"),
         (Methods, "decode(encode(src), tgt)"),
+        (SourceAgain, "decode(encode(src), tgt)"),
     ],
 )
 def test_each_way_gives_the_logits_of_the_module(kind: type[nn.Module], about: str) -> None:
@@ -154,7 +170,7 @@ def test_each_way_gives_the_logits_of_the_module(kind: type[nn.Module], about: s
     call = found(module)
     assert about in call.about
     assert call.masks_padding
-    base: Any = module.inner if isinstance(module, Methods) else module
+    base: Any = getattr(module, "inner", module)
     src, tgt = torch.tensor([[5, 6, PAD], [7, 8, 9]]), torch.tensor([[3, 4], [5, 3]])
     memory = base.encode(src, src != PAD)
     expected = base.out(memory + causal(tgt).double() @ base.table(tgt))
