@@ -103,6 +103,19 @@ class OfHead(nn.Module):
         return self.inner(states.unflatten(-1, (2, 8))).flatten(-2)
 
 
+class ReadAgain(Axes):
+    """An attention whose values read the same states from another operation, as from a norm that is computed again."""
+
+    def __init__(self, hides_later: bool):
+        super().__init__(hides_later)
+        self.value = nn.Sequential(Again(), self.value)  # type: ignore[assignment]
+
+
+class Again(nn.Module):
+    def forward(self, states: Tensor) -> Tensor:
+        return states * 1.0
+
+
 class OneNumber(nn.Module):
     """A norm whose weight and bias are one number each, for all features."""
 
@@ -138,10 +151,11 @@ def with_attentions(kind: type[Axes]) -> nn.Module:
     [
         lambda: with_attentions(WrittenOut),
         lambda: with_attentions(PerHead),
+        lambda: with_attentions(ReadAgain),
         lambda: with_norms(Tutorial(), OneNumber),
         Unused,
     ],
-    ids=["softmax", "heads", "norms", "unused"],
+    ids=["softmax", "heads", "again", "norms", "unused"],
 )
 def test_other_ways_to_write_the_same_are_read(module: Callable[[], nn.Module]) -> None:
     torch.manual_seed(5)
