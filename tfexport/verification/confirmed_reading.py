@@ -11,7 +11,7 @@ from typing import Any
 
 from tfexport.config import ModelConfig
 from tfexport.confirmation import Confirmation
-from tfexport.errors import CheckpointError, ConfigError, TfexportError
+from tfexport.errors import CheckpointError, TfexportError
 from tfexport.models.checkpoints.hints import as_flag, complete
 from tfexport.models.checkpoints.load import STAND_INS, Checkpoint, Reading, read_checkpoint
 from tfexport.models.checkpoints.options import CheckpointOptions, ExportedCheckpointOptions
@@ -48,14 +48,33 @@ def open_confirmed(checkpoint: Path, options: ExportedCheckpointOptions, say: Sa
     if options.expect is None:
         return open_checkpoint(checkpoint, options, say)
     if options.module is not None:
-        raise ConfigError(
-            "--module proves the settings that --expect would tell. Leave out --expect, and compare the bundle with the "
-            "outputs: tfexport parity --expect."
-        )
+        loaded = open_checkpoint(checkpoint, options, say)
+        return replace(loaded, confirmation=_also_by_outputs(loaded, options, options.expect))
     family = chosen_family(options)
     confirmed = confirmed_hints(checkpoint, options, family, say)
     loaded = read_with_text(checkpoint, confirmed.hints, family, text=options)
     return replace(loaded, confirmation=confirmed.confirmation)
+
+
+def _also_by_outputs(loaded: Checkpoint, options: ExportedCheckpointOptions, expect: Path) -> Confirmation:
+    """The confirmation of a checkpoint that was read with the user's module and gives the expected outputs.
+
+    Raises:
+        TfexportError: it does not give all of them, or a line cannot be read.
+    """
+    examples = encoded(expect, read_lines(expect), loaded.config, with_codes(loaded.tokenizers, options))
+    examples.check_lengths(loaded.config)
+    count = len(examples)
+    searches = [Search(loaded.config, lambda structure: loaded, [], completed) for completed in examples.completions()]
+    if different := min(([*search.differences(())] for search in searches), key=len):
+        raise TfexportError(
+            f"{options.module} was read as its forward computes, and gives {count - len(different)} of {count} expected "
+            f"outputs of {expect}: {different[0]}. Check --bos, --eos, and what no weight shows: arguments of your "
+            "module such as the number of heads, and whether sources have bos and eos. The outputs must be of greedy search."
+        )
+    ends = {} if any(row.ends for row in examples.rows) else {"eos_id": loaded.config.eos_id}
+    about = f"{loaded.confirmation.about}; {count} of {count} expected outputs of {expect.name}"
+    return replace(loaded.confirmation, about=about, unconfirmed=ends)
 
 
 def confirmed_hints(checkpoint: Path, options: CheckpointOptions, family: Chosen, say: Say) -> Confirmed:

@@ -140,6 +140,8 @@ class Examples:
     framing: tuple[bool, bool] | None = None
     """Whether sources begin with bos and end with eos, if the file shows it. They are complete then."""
     target: TextTokenizer | None = None
+    are_ids: bool = False
+    """Whether sources are ids. If `framing` is None, nothing shows whether they are complete."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -148,6 +150,10 @@ class Examples:
         """The encoder's inputs of rows."""
         begin, end = (False, False) if self.framing is not None else (config.source_bos, config.source_eos)
         return [[config.bos_id] * begin + [*row.source] + [config.eos_id] * end for row in rows]
+
+    def completions(self) -> list[Examples]:
+        """These examples for each way to read their sources: with the model's bos and eos added, or as they are."""
+        return [self, *[replace(self, framing=(False, False))] * (self.are_ids and self.framing is None)]
 
     def check_lengths(self, config: ModelConfig) -> None:
         """Raise TfexportError if an example is longer than the model's positions."""
@@ -194,7 +200,7 @@ def encoded(path: Path, lines: Sequence[Line], special: ModelConfig, tokenizers:
         replace(_output(line, path, special, target), source=tuple(ids))
         for line, ids in zip(lines, sources, strict=True)
     ]
-    return Examples(path, tuple(_with_ends(rows, special.max_target_length)), framing, target)
+    return Examples(path, tuple(_with_ends(rows, special.max_target_length)), framing, target, are_ids)
 
 
 def _are_ids(sides: Iterable[Side], tokenizer: TextTokenizer) -> bool:

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models
 
 import tfexport
 from tests.support.commands import SENTENCES, Run, last_error, naive_text
+from tests.support.ort_bundles import CONFIG, random_model, random_sources, write_bundle
 from tests.support.owners import BOS, EOS, PAD, Owner, owner, said, sources
 from tests.support.paths import ROOT
 from tests.support.tiny import HEADS, TinyCheckpoint, tiny_classifier
@@ -25,9 +26,11 @@ from tfexport.models.checkpoints.load import Checkpoint
 from tfexport.models.checkpoints.options import ExportedCheckpointOptions
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.transformer import Transformer
+from tfexport.runtimes import load_runtime
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.text.tokenizers import TextTokenizer
 from tfexport.verification.confirmed_reading import open_confirmed
+from tfexport.verification.expected_decoding import compare_outputs, examples_of
 from tfexport.verification.expected_outputs import Line, encoded
 from tfexport.verification.settings_search import differences
 
@@ -186,12 +189,6 @@ def test_a_table_of_another_name_is_asked_for(owners: Owners, tmp_path: Path) ->
         replace(owners("tutorial"), path=path), expect=owners("tutorial").path.with_suffix(".tsv"), max_length=30
     )
     assert "--positions NAME" in message
-
-
-def test_a_module_needs_no_outputs(owners: Owners) -> None:
-    options = ExportedCheckpointOptions(expect=owners("tutorial").path, module="my_code.py:build")
-    with pytest.raises(ConfigError, match="Leave out --expect"):
-        open_confirmed(owners("tutorial").path, options, print)
 
 
 def test_bos_and_eos_of_sources_come_from_the_outputs(owners: Owners, tmp_path: Path) -> None:
@@ -357,6 +354,26 @@ def test_parity_takes_a_file_of_outputs(tiny_bundle: Path, tmp_path: Path) -> No
     assert comparison.passed
     (report,) = comparison.expected
     assert (report.right, report.total) == (27, 27)
+
+
+@pytest.mark.parametrize("ends", [[], [3]], ids=["as they are", "with eos"])
+def test_sources_of_ids_may_be_complete_or_lack_the_ends_of_the_model(tmp_path: Path, ends: list[int]) -> None:
+    model = random_model(CONFIG)
+    assert (model.config.source_eos, model.config.eos_id) == (True, 3)
+    bundle = write_bundle(model, tmp_path)
+    sources = random_sources(model.config, [4, 7, 2, 9, 5, 6], seed=1)
+    hypotheses = search(TorchRuntime(model), [source + ends for source in sources], SearchOptions(beam=1, max_length=8))
+    rows = [
+        f"{said(source)}\t{said(best.ids)}\n"
+        for source, (best, *_) in zip(sources, hypotheses, strict=True)
+        if BOS not in best.ids
+    ]
+    (tmp_path / "out.tsv").write_text("".join(rows), encoding="utf-8")
+    examples = examples_of(bundle, tmp_path / "out.tsv")
+    assert compare_outputs(load_runtime("ort-cpu", bundle), examples, batch_size=2).passed
+    (tmp_path / "out.tsv").write_text("".join(rows[1:]) + rows[0].partition("\t")[0] + "\t4 5 6\n", encoding="utf-8")
+    report = compare_outputs(load_runtime("ort-cpu", bundle), examples_of(bundle, tmp_path / "out.tsv"), batch_size=2)
+    assert (report.right, report.total) == (len(rows) - 1, len(rows))
 
 
 def test_a_classifier_has_no_outputs(run: Run, tmp_path: Path) -> None:

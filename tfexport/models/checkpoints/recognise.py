@@ -82,11 +82,15 @@ def _no_family(path: Path, weights: Mapping[str, Tensor]) -> str:
     other = [name for name in weights if not nearest.known(name)]
     absent = nearest.lacking(weights)
     differs = [f"it has no {some(absent)}"] * bool(absent) + [f"the family has no {some(other, 6)}"] * bool(other)
+    known = len(weights) - len(other)
+    likest = (
+        f" Nearest is {nearest.name}, {nearest.about}, which knows {known} of its {len(weights)} names: "
+        f"{'; '.join(differs)}. Leave out names that belong to no layer with --ignore."
+    )
     return (
-        f"{path} is of no known family ({_names()}). Nearest is {nearest.name}, "
-        f"{nearest.about}, which knows {len(weights) - len(other)} of its {len(weights)} names: {'; '.join(differs)}. "
-        "Rename the weights to that family's names, or describe your own in a family file, --family my_family.py; leave out "
-        "names that belong to no layer with --ignore."
+        f"{path} is of no known family ({_names()}). Export it with the code that it was trained with: --module "
+        "my_code.py:build, with a function that returns your module. Without the code, describe its names in a family file: "
+        f"--family my_family.py.{likest if known else ''}"
     )
 
 

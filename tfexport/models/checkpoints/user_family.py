@@ -212,13 +212,14 @@ def importing_beside(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def running(path: Path) -> Iterator[None]:
-    """A context in which the user's file runs (see `importing_beside`). Errors become tfexport errors with the line."""
+    """A context in which the user's file runs as a script without arguments. Errors become tfexport errors with the line."""
+    arguments, sys.argv = sys.argv, [str(path)]
     try:
         with importing_beside(path):
             yield
     except TfexportError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         own = [
             frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path.resolve())
         ]
@@ -229,3 +230,5 @@ def running(path: Path) -> Iterator[None]:
         raise ConfigError(
             f"{where}: {type(error).__name__}: {reason}. Correct the file; --debug shows the traceback."
         ) from error
+    finally:
+        sys.argv = arguments

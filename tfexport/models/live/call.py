@@ -33,7 +33,7 @@ from tfexport.models.live.recording import Call, plain_operations
 
 ADAPTER = """    def call(model, src, tgt):  # int64 [batch, src] and [batch, tgt], padded -> logits [batch, tgt, vocab]
         src_mask, tgt_mask = (src != PAD)[:, None, None], torch.ones(len(tgt[0]), len(tgt[0])).tril().bool()
-        return model.generator(model.decode(tgt, model.encode(src, src_mask), src_mask, tgt_mask))"""
+        return model.decode(tgt, model.encode(src, src_mask), src_mask, tgt_mask)  # the calls of your own code"""
 
 _TOLERANCE = 1e-9
 _READS_PADDING = "padding of the source changes the result"
@@ -89,7 +89,7 @@ def find_call(
             others.append(WorkingCall(_after_start(call), about, again is None, fixes_start=True))
         problems.setdefault(problem, about)
     if not others:
-        raise _no_way(type(module).__name__, problems, has_adapter=adapter is not None)
+        raise _no_way(type(module).__name__, problems, ids.pad, has_adapter=adapter is not None)
     return min(others, key=lambda way: (way.one_at_a_time, way.fixes_start, not way.masks_padding))
 
 
@@ -116,17 +116,17 @@ def _after_start(call: Call) -> Call:
     return lambda src, tgt: call(src, tgt.roll(-1, 1))
 
 
-def _no_way(name: str, problems: Mapping[str, str], *, has_adapter: bool) -> CheckpointError:
+def _no_way(name: str, problems: Mapping[str, str], pad: int, *, has_adapter: bool) -> CheckpointError:
     """The error for a module that no way calls. `problems` has the first way with each problem."""
     if has_adapter:
         return CheckpointError(f"`call` of your file does not work with {name}: {next(iter(problems))}. Correct it.")
-    shown = "; ".join(f"{about}: {problem}" for problem, about in [*problems.items()][:4])
+    shown = "; ".join(f"{about}: {problem}" for problem, about in [*problems.items()][:2])
     tried = f"no way to call {name} gives logits for each target token ({shown})"
     error = CheckpointError(
-        f"{tried if problems else f'{name} has no forward with a source and a target'}. Add a function `call` to your file, "
-        "which calls the model as your own decoding does, such as:"
+        f"{tried if problems else f'{name} has no forward with a source and a target'}. Check --pad {pad}. If it is right, "
+        "add a function `call` to your file, which calls the model as your own decoding does, such as:"
     )
-    error.example = ADAPTER
+    error.example = ADAPTER.replace("PAD", str(pad))
     return error
 
 

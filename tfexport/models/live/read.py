@@ -95,7 +95,8 @@ def read_module(module: nn.Module, options: ReadingOptions) -> LiveModel:
                 raise CheckpointError(
                     f"{about}. Its forward puts {start}: correct bos. Nothing was exported."
                 ) from error
-            raise CheckpointError(f"{about}. Nothing was exported. Report this with the module's code.") from error
+            advice = f"Check --pad {options.pad_id}. If it is right, report this with the module's code."
+            raise CheckpointError(f"{about}. Nothing was exported. {advice}") from error
         about = f"{name} computes something that tfexport cannot express: {error}"
         raise CheckpointError(f"{about}. Nothing was exported.") from error
 

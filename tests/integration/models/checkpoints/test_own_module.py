@@ -23,6 +23,7 @@ from tfexport.models.formats.files import read_file
 from tfexport.models.formats.native import Tokenizers
 from tfexport.runtimes import load_runtime
 from tfexport.text.vocabularies import read_vocabulary
+from tfexport.verification.confirmed_reading import open_confirmed
 
 CODE = """
 import torch
@@ -94,6 +95,35 @@ def test_export_and_decode_give_the_tokens_of_the_module(
     assert record["about"].startswith(f"{spec}: logits of ")
     assert record["unconfirmed"] == {"bos_id": 2, "eos_id": 3}
     assert open_bundle(tmp_path / "bundle").config.tie_output
+
+
+def test_expected_outputs_confirm_what_a_module_does_not_show(folder: Path, tmp_path: Path) -> None:
+    module = built(folder).eval()
+    module.load_state_dict(torch.load(folder / "ckpt.pt"))
+    generator = torch.Generator().manual_seed(1)
+    sources = [torch.randint(4, 21, (n % 10 + 1,), generator=generator).tolist() for n in range(30)]
+    rows = [[" ".join(map(str, ids)) for ids in (source, greedy(module, source))] for source in sources]
+    rows = [row for row in rows if "2" not in row[1].split()]  # bos is not part of an output
+    (tmp_path / "out.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+    ids = {"unk": 0, "pad": 1, "bos": 2, "eos": 3, "expect": tmp_path / "out.tsv"}
+    options = ExportedCheckpointOptions(module=f"{folder / 'my_code.py'}:build", **ids)
+    confirmation = open_confirmed(folder / "ckpt.pt", options, print).confirmation
+    assert confirmation.by == "module"
+    assert confirmation.about.endswith(f"; {len(rows)} of {len(rows)} expected outputs of out.tsv")
+    assert not {*confirmation.unconfirmed} - {"eos_id"}
+    (tmp_path / "my_code.py").write_text(CODE.replace("Transformer(16, 2,", "Transformer(16, 4,"))
+    options = ExportedCheckpointOptions(module=f"{tmp_path / 'my_code.py'}:build", **ids)
+    with pytest.raises(TfexportError, match=r"expected outputs of .*the number of heads"):
+        open_confirmed(folder / "ckpt.pt", options, print)
+
+
+def test_a_file_runs_as_a_script_without_arguments(folder: Path, tmp_path: Path) -> None:
+    parsing = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument({})\nparser.parse_args()\n"
+    (tmp_path / "my_code.py").write_text(parsing.format("'--lr'") + CODE)
+    assert isinstance(built(tmp_path), nn.Module)
+    (tmp_path / "my_code.py").write_text(parsing.format("'data'") + CODE)
+    with pytest.raises(ConfigError, match=r"my_code.py, line 4: SystemExit"):
+        built(tmp_path)
 
 
 def test_special_ids_may_be_those_of_the_target_alone(tmp_path: Path) -> None:
@@ -179,7 +209,7 @@ def test_a_live_module_may_need_the_user_s_call(folder: Path, tmp_path: Path) ->
             return self.inner(*everything)
 
     ids = {name.removesuffix("_id"): value for name, value in SPECIAL.items()}
-    with pytest.raises(CheckpointError, match="Add a function `call`"):
+    with pytest.raises(CheckpointError, match="add a function `call`"):
         tfexport.export(Wrapped(), tmp_path / "live", **ids)
     tfexport.export(Wrapped(), tmp_path / "live", **ids, call=lambda model, src, tgt: model(everything=(src, tgt)))
     with pytest.raises(TfexportError, match="a module has no place"):
