@@ -15,7 +15,6 @@ from tokenizers import Tokenizer, decoders, models
 
 import tfexport
 from tests.support.commands import SENTENCES, Run, last_error, naive_text
-from tests.support.ort_bundles import CONFIG, random_model, random_sources, write_bundle
 from tests.support.owners import BOS, EOS, PAD, Owner, owner, said, sources
 from tests.support.paths import ROOT
 from tests.support.tiny import HEADS, TinyCheckpoint, tiny_classifier
@@ -26,12 +25,11 @@ from tfexport.models.checkpoints.load import Checkpoint
 from tfexport.models.checkpoints.options import ExportedCheckpointOptions
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.transformer import Transformer
-from tfexport.runtimes import load_runtime
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.text.tokenizers import TextTokenizer
 from tfexport.verification.confirmed_reading import open_confirmed
-from tfexport.verification.expected_decoding import compare_outputs, examples_of
-from tfexport.verification.expected_outputs import Line, encoded
+from tfexport.verification.expected_decoding import compare_outputs
+from tfexport.verification.expected_outputs import Line, encoded, read_lines
 from tfexport.verification.settings_search import differences
 
 pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor")
@@ -356,24 +354,18 @@ def test_parity_takes_a_file_of_outputs(tiny_bundle: Path, tmp_path: Path) -> No
     assert (report.right, report.total) == (27, 27)
 
 
-@pytest.mark.parametrize("ends", [[], [3]], ids=["as they are", "with eos"])
-def test_sources_of_ids_may_be_complete_or_lack_the_ends_of_the_model(tmp_path: Path, ends: list[int]) -> None:
-    model = random_model(CONFIG)
-    assert (model.config.source_eos, model.config.eos_id) == (True, 3)
-    bundle = write_bundle(model, tmp_path)
-    sources = random_sources(model.config, [4, 7, 2, 9, 5, 6], seed=1)
-    hypotheses = search(TorchRuntime(model), [source + ends for source in sources], SearchOptions(beam=1, max_length=8))
-    rows = [
-        f"{said(source)}\t{said(best.ids)}\n"
-        for source, (best, *_) in zip(sources, hypotheses, strict=True)
-        if BOS not in best.ids
-    ]
-    (tmp_path / "out.tsv").write_text("".join(rows), encoding="utf-8")
-    examples = examples_of(bundle, tmp_path / "out.tsv")
-    assert compare_outputs(load_runtime("ort-cpu", bundle), examples, batch_size=2).passed
-    (tmp_path / "out.tsv").write_text("".join(rows[1:]) + rows[0].partition("\t")[0] + "\t4 5 6\n", encoding="utf-8")
-    report = compare_outputs(load_runtime("ort-cpu", bundle), examples_of(bundle, tmp_path / "out.tsv"), batch_size=2)
-    assert (report.right, report.total) == (len(rows) - 1, len(rows))
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_sources_of_ids_may_be_complete_or_lack_the_ends_of_the_model(
+    owners: Owners, tmp_path: Path, is_whole: bool
+) -> None:
+    program, bare = owners("tutorial"), [source[1:-1] for source in sources(COUNT)]
+    outputs = program.outputs(bare if is_whole else sources(COUNT))
+    rows = [f"{said(source)}\t{said(output)}\n" for source, output in zip(bare, outputs, strict=True)]
+    (file := tmp_path / "bare.tsv").write_text("".join(rows), encoding="utf-8")
+    model = read(program, [], source_bos=True, source_eos=True, **GIVEN).build_model()
+    assert isinstance(model, Transformer)
+    examples = encoded(file, read_lines(file), model.config, Tokenizers(None, None))
+    assert compare_outputs(TorchRuntime(model), examples, batch_size=8).passed
 
 
 def test_a_classifier_has_no_outputs(run: Run, tmp_path: Path) -> None:
