@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tfexport.config import ModelConfig
 from tfexport.errors import CheckpointError, TfexportError
@@ -16,6 +17,7 @@ from tfexport.models.checkpoints.user_family import read_family_file
 from tfexport.models.formats.state_dicts import some
 from tfexport.models.live.read import LiveModel
 from tfexport.models.pieces import Made
+from tfexport.models.positions import COMPUTED
 
 _NOT_OF_A_FAMILY = ("source_bos", "source_eos", "dropout", "tie_source_target", "tie_output")
 """Fields that the user gives for each checkpoint, or that follow from the weights."""
@@ -44,6 +46,7 @@ FAMILY = pieced_family(
     tensors=TENSORS,
     same={same},
     ignored={ignored},
+    computed_positions={positions!r},
 )
 '''
 
@@ -66,7 +69,10 @@ def write_family(
     Raises:
         CheckpointError: the module computes a weight, or the file reads another model.
     """
-    if computed := [name for name, made in live.made.items() if made is None or _lacks(made, names)]:
+    missing = [name for name, made in live.made.items() if made is None or _lacks(made, names)]
+    tables = [name for name in missing if name.endswith(".positions.table")]
+    kind = _kind_of([live.weights[name] for name in tables])
+    if computed := [name for name in missing if kind is None or name not in tables]:
         raise CheckpointError(
             f"no family file can describe {about}: its code computes {some(computed)}, which {checkpoint} does not hold. "
             "Leave out --write-family, and keep the code beside the checkpoint."
@@ -74,7 +80,7 @@ def write_family(
     tensors = {
         name: (made.shape, made.factor, [(names[p.name][0], p.start, p.size, p.strides) for p in made.pieces])
         for name, made in live.made.items()
-        if made is not None
+        if made is not None and name not in tables
     }
     used = {row[0] for _, _, rows in tensors.values() for row in rows}
     groups = [group for group in names.values() if group]
@@ -91,6 +97,7 @@ def write_family(
         tensors=_lines(tensors),
         same={other: group[0] for group in groups if group[0] in used for other in group[1:]},
         ignored=sorted({name for group in groups if group[0] not in used for name in group}),
+        positions=kind,
     )
     try:
         file.write_text(text, encoding="utf-8")
@@ -100,11 +107,29 @@ def write_family(
         again = load_checkpoint(checkpoint, hints, family=read_family_file(file)).weights
     except TfexportError as error:
         raise CheckpointError(f"{file} was written, and does not read {checkpoint}: {error}") from error
-    wrong = [name for name, tensor in again.items() if not torch.equal(tensor, live.weights[name])]
+    wrong = [
+        name
+        for name, tensor in again.items()
+        if not torch.equal(tensor, live.weights[name])
+        and not (name in tables and _is_rounded(tensor, live.weights[name]))
+    ]
     if wrong:
         raise CheckpointError(
             f"{file} was written, and reads another {wrong[0]}. Report this with the module's code, and do not use it."
         )
+
+
+def _kind_of(tables: Sequence[Tensor]) -> str | None:
+    """The kind of computed positions that all these tables [positions, d_model] are; None if they are of none."""
+    for kind, compute in COMPUTED.items():
+        if tables and all(_is_rounded(compute(*table.shape), table) for table in tables):
+            return kind
+    return None
+
+
+def _is_rounded(table: Tensor, other: Tensor) -> bool:
+    """Whether position tables differ by no more than rounding of their numbers, which are at most 1."""
+    return torch.allclose(table, other, rtol=0, atol=2.0**-22)
 
 
 def _lines(entries: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tfexport.models.families.family import Family
 from tfexport.models.pieces import Made, Piece
+from tfexport.models.positions import COMPUTED
 
 Row = tuple[str, int, tuple[int, int], tuple[int, int]]
 """The fields of a `Piece`."""
@@ -22,6 +23,7 @@ def pieced_family(
     tensors: Mapping[str, tuple[tuple[int, ...], float, Sequence[Row]]],
     same: Mapping[str, str],
     ignored: Sequence[str],
+    computed_positions: str | None = None,
 ) -> Family:
     """A family of checkpoints with these very sizes.
 
@@ -31,6 +33,7 @@ def pieced_family(
             of its first element, rows and columns, and the elements from one row and one column to the next.
         same: further names of weights that the file stores under several names.
         ignored: names that the model does not use.
+        computed_positions: the kind of position tables (`--positions`) that no weight holds.
     """
     made = {
         canonical: Made(shape, factor, tuple(Piece(*row) for row in rows))
@@ -49,4 +52,5 @@ def pieced_family(
         read_config=lambda weights: dict(config),
         ignored=tuple(ignored),
         adjust=adjust,
+        computed_positions=None if computed_positions is None else COMPUTED[computed_positions],
     )

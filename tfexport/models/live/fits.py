@@ -67,9 +67,10 @@ def affine(states: Tensor, values: Tensor, constants: Sequence[Tensor] = ()) -> 
         width = states.shape[1]
         return Affine(torch.ones(width, dtype=states.dtype), torch.zeros(width, dtype=states.dtype))
     # One factor for all features is known more exactly than that of a feature that is nearly the same for all tokens.
-    ratio = (values * states).sum() / (states * states).sum()
+    ratio = float((values * states).sum() / (states * states).sum())
     if is_close(ratio * states, values, 1e-12):
-        return Affine(ratio.expand(states.shape[1]), torch.zeros(states.shape[1], dtype=states.dtype))
+        none = torch.zeros(states.shape[1], dtype=states.dtype)
+        return Affine(none + (1.0 if abs(ratio - 1) < 1e-12 else ratio), none)
     moves, others = states - states[:1], values - values[:1]
     furthest = moves.abs().argmax(0, keepdim=True)
     factor = (others.gather(0, furthest) / moves.gather(0, furthest))[0]

@@ -173,6 +173,29 @@ def test_a_written_family_file_reads_the_checkpoint_without_the_code(folder: Pat
     assert (again.family, again.confirmation.by) == ("my_code", "")
 
 
+SINUSOIDS = """
+def places(length):
+    angles = torch.arange(length)[:, None] * torch.exp(torch.arange(0, 16, 2) * -(math.log(10000.0) / 16))
+    return torch.stack([angles.sin(), angles.cos()], 2).flatten(1)
+"""
+
+
+def test_a_family_file_may_have_positions_that_the_code_computes(folder: Path, tmp_path: Path) -> None:
+    code = CODE.replace("self.places.weight[: ids.shape[1]]", "places(ids.shape[1])").replace("bias=False", "bias=True")
+    code = code.replace("return self.out(", "return torch.log_softmax(self.out(").replace("**masks))", "**masks)), -1)")
+    (tmp_path / "my_code.py").write_text("import math\n" + code + SINUSOIDS)
+    torch.manual_seed(4)
+    torch.save(built(tmp_path).state_dict(), tmp_path / "ckpt.pt")
+    options = {name.removesuffix("_id"): value for name, value in SPECIAL.items()}
+    spec, file = f"{tmp_path / 'my_code.py'}:build", tmp_path / "my_family.py"
+    own = ExportedCheckpointOptions(module=spec, write_family=file, **options)
+    first = open_checkpoint(tmp_path / "ckpt.pt", own, print)
+    again = open_checkpoint(tmp_path / "ckpt.pt", ExportedCheckpointOptions(family=str(file), **options), print)
+    assert "computed_positions='sinusoidal'" in file.read_text()
+    for name, tensor in first.weights.items():
+        torch.testing.assert_close(again.weights[name], tensor, rtol=0, atol=1e-6 if "positions" in name else 0)
+
+
 def test_what_code_computes_goes_into_no_family_file(folder: Path, tmp_path: Path) -> None:
     code = (folder / "my_code.py").read_text()
     code = code.replace("self.places.weight[:", "self.places.weight.flip(0).exp()[:")
