@@ -83,14 +83,14 @@ def _no_family(path: Path, weights: Mapping[str, Tensor]) -> str:
     absent = nearest.lacking(weights)
     differs = [f"it has no {some(absent)}"] * bool(absent) + [f"the family has no {some(other, 6)}"] * bool(other)
     known = len(weights) - len(other)
-    likest = (
+    comparison = (
         f" Nearest is {nearest.name}, {nearest.about}, which knows {known} of its {len(weights)} names: "
         f"{'; '.join(differs)}. Leave out names that belong to no layer with --ignore."
     )
     return (
         f"{path} is of no known family ({_names()}). Export it with the code that it was trained with: --module "
         "my_code.py:build, with a function that returns your module. Without the code, describe its names in a family file: "
-        f"--family my_family.py.{likest if known else ''}"
+        f"--family my_family.py.{comparison if known else ''}"
     )
 
 
