@@ -253,6 +253,14 @@ def load_weights(
         if name in own and tensor.shape != own[name].shape
     ]
     unexpected = [name for name in weights if name not in own]
+    kept: dict[int, str] = {}
+    for name in (name for name in weights if name in parameters):
+        first = kept.setdefault(parameters[name].data_ptr(), name)
+        if weights[name].shape == weights[first].shape and not torch.equal(weights[name], weights[first]):
+            raise CheckpointError(
+                f"{about} has one tensor for {first} and {name}, and {path} has two. Build the module as in the training, "
+                "or leave one of them out with --ignore."
+            )
     problems = [
         f"{what}: {some(names)}"
         for what, names in (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen))

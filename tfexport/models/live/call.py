@@ -310,7 +310,9 @@ def _logits(module: nn.Module, run: Callable[[], Any], shape: tuple[int, ...], v
         idle = [child for child in children if not any(id(part) in ran for part in child.modules())]
         # An embedding that did not run may be read by its matrix alone. Lists of parameters or modules never run.
         if len(idle) == 1 and type(idle[0]).forward is not nn.Module.forward and not isinstance(idle[0], nn.Embedding):
-            result = idle[0](result)
+            # A leftover layer or the head of a loss does not fit logits.
+            with contextlib.suppress(RuntimeError):
+                result = idle[0](result)
     return result.view(*shape, -1) if result.dim() == 2 and len(result) == math.prod(shape) else result
 
 

@@ -80,7 +80,7 @@ def read_module(module: nn.Module, options: ReadingOptions) -> LiveModel:
     _widen(module)
     tags = tag(module)
     sizes = [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding)]
-    words = min([size for size in sizes if size >= _FEWEST_WORDS] or [2 * _FEWEST_WORDS])
+    words = min([size for size in sizes if size >= _FEWEST_WORDS] or sizes or [2 * _FEWEST_WORDS])
     ids = Ids(options.pad_id, options.special_ids, dict.fromkeys(get_args(Side), words))
     call = find_call(module, ids, options.vocab, options.adapter)
     ids = replace(ids, start=options.bos_id if call.fixes_start else None)
@@ -102,12 +102,14 @@ def read_module(module: nn.Module, options: ReadingOptions) -> LiveModel:
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
-    """The module itself, without a wrapper of `torch.compile` or of parallel training."""
-    for wrapper in ("_orig_mod", "module"):
-        inner = getattr(module, wrapper, None)
-        if isinstance(inner, nn.Module) and len(list(module.children())) == 1:
-            module = inner
-    return module
+    """The module itself, without wrappers of `torch.compile` and of parallel training, which compute nothing."""
+    while True:
+        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            module = module.module
+        elif type(module).__name__ == "OptimizedModule":
+            module = module._orig_mod  # type: ignore[assignment]
+        else:
+            return module
 
 
 def _widen(module: nn.Module) -> None:

@@ -64,8 +64,14 @@ def record(call: Call, src_ids: Tensor, tgt_ids: Tensor) -> Recording:
     Raises:
         NotCanonical: the result does not depend on the tokens, or an operation cannot be followed.
     """
-    with plain_operations(), Tape(src_ids, tgt_ids) as tape:
-        value = call(src_ids, tgt_ids).detach()
+    try:
+        with plain_operations(), Tape(src_ids, tgt_ids) as tape:
+            value = call(src_ids, tgt_ids).detach()
+    except NotCanonical:
+        raise
+    except Exception as error:  # whatever the user's code raises
+        about = f"its forward fails for {src_ids.shape[1]} source and {tgt_ids.shape[1]} target tokens"
+        raise NotCanonical(f"{about} ({' '.join(str(error).split())[:150]})") from error
     origin = tape.origin_of(value)
     if origin is None or not any(node.kind == "lookup" for node in tape.nodes):
         if tape.moved_lookup:
