@@ -40,10 +40,12 @@ class Tutorial(nn.Module):
 
 def read(module: nn.Module, **options: Any) -> LiveModel:
     def with_ids(fields: Any) -> ModelConfig:
-        return ModelConfig.from_dict({**fields, **IDS})
+        return ModelConfig.from_dict({**fields, **IDS, "bos_id": bos})
 
-    ids = frozenset(IDS.values())
-    return read_module(module, ReadingOptions(pad_id=1, bos_id=2, special_ids=ids, with_ids=with_ids, **options))
+    bos, special = options.pop("bos_id", IDS["bos_id"]), frozenset(IDS.values())
+    return read_module(
+        module, ReadingOptions(pad_id=IDS["pad_id"], bos_id=bos, special_ids=special, with_ids=with_ids, **options)
+    )
 
 
 def with_norms(module: nn.Module, norm: Callable[[], nn.Module]) -> nn.Module:
