@@ -25,7 +25,7 @@ from tfexport.models.checkpoints.reading import (
 )
 from tfexport.models.checkpoints.recognise import Chosen
 from tfexport.models.toolkits.toolkit import TextOptions
-from tfexport.verification.expected_outputs import ENOUGH, encoded, read_lines
+from tfexport.verification.expected_outputs import ENOUGH, Examples, encoded, read_lines
 from tfexport.verification.settings_search import STRUCTURE, Combination, Search, axes_of, is_open
 
 Say = Callable[[str], None]
@@ -48,33 +48,50 @@ def open_confirmed(checkpoint: Path, options: ExportedCheckpointOptions, say: Sa
     if options.expect is None:
         return open_checkpoint(checkpoint, options, say)
     if options.module is not None:
-        loaded = open_checkpoint(checkpoint, options, say)
-        return replace(loaded, confirmation=_also_by_outputs(loaded, options, options.expect))
+        return also_by_outputs(open_checkpoint(checkpoint, options, say), options, say)
     family = chosen_family(options)
     confirmed = confirmed_hints(checkpoint, options, family, say)
     loaded = read_with_text(checkpoint, confirmed.hints, family, text=options)
     return replace(loaded, confirmation=confirmed.confirmation)
 
 
-def _also_by_outputs(loaded: Checkpoint, options: ExportedCheckpointOptions, expect: Path) -> Confirmation:
-    """The confirmation of a checkpoint that was read with the user's module and gives the expected outputs.
+def also_by_outputs(loaded: Checkpoint, options: ExportedCheckpointOptions, say: Say) -> Checkpoint:
+    """A checkpoint that was read with the user's module, confirmed by the expected outputs too, if there are any.
 
     Raises:
         TfexportError: it does not give all of them, or a line cannot be read.
     """
+    expect = options.expect
+    if expect is None:
+        return loaded
     examples = encoded(expect, read_lines(expect), loaded.config, with_codes(loaded.tokenizers, options))
     examples.check_lengths(loaded.config)
     count = len(examples)
     searches = [Search(loaded.config, lambda structure: loaded, [], completed) for completed in examples.completions()]
     if different := min(([*search.differences(())] for search in searches), key=len):
         raise TfexportError(
-            f"{options.module} was read as its forward computes, and gives {count - len(different)} of {count} expected "
+            f"{loaded.path} was read as your module computes, and gives {count - len(different)} of {count} expected "
             f"outputs of {expect}: {different[0]}. Check --bos, --eos, and what no weight shows: arguments of your "
             "module such as the number of heads, and whether sources have bos and eos. The outputs must be of greedy search."
         )
-    ends = {} if any(row.ends for row in examples.rows) else {"eos_id": loaded.config.eos_id}
     about = f"{loaded.confirmation.about}; {count} of {count} expected outputs of {expect.name}"
-    return replace(loaded.confirmation, about=about, unconfirmed=ends)
+    unconfirmed = _without_end(examples, loaded.config)
+    _say_what_is_missing(examples, unconfirmed, say)
+    return replace(loaded, confirmation=replace(loaded.confirmation, about=about, unconfirmed=unconfirmed))
+
+
+def _without_end(examples: Examples, config: ModelConfig) -> dict[str, Any]:
+    """The id of eos, if no output shows it."""
+    return {} if any(row.ends for row in examples.rows) else {"eos_id": config.eos_id}
+
+
+def _say_what_is_missing(examples: Examples, unconfirmed: Mapping[str, Any], say: Say) -> None:
+    """Notes about what more lines or longer ones would confirm."""
+    name, count = examples.path.name, len(examples)
+    if "eos_id" in unconfirmed:
+        say(f"note: your limit on the length may have cut all outputs of {name}: raise it to confirm eos")
+    if count < ENOUGH:
+        say(f"note: {name} has {count} lines. Give {ENOUGH} or more: wrong settings give many outputs right.")
 
 
 def confirmed_hints(checkpoint: Path, options: CheckpointOptions, family: Chosen, say: Say) -> Confirmed:
@@ -91,17 +108,12 @@ def confirmed_hints(checkpoint: Path, options: CheckpointOptions, family: Chosen
     right = search.run()
     chosen = _chosen(search, right, hints)
     answers = {axis.name: chosen[axis.name] for axis in search.axes if chosen[axis.name] != axis.own}
-    unconfirmed = {field: chosen[field] for field in search.alternatives(right)}
-    if not any(row.ends for row in search.examples.rows):
-        unconfirmed["eos_id"] = config.eos_id
+    unconfirmed = {field: chosen[field] for field in search.alternatives(right)} | _without_end(search.examples, config)
     about = f"{count} of {count} expected outputs of {name}"
     say(f"note: {about}{' tell the settings ' if answers else ''}{_flags(answers, config)}")
     if unconfirmed:
         say(f"note: {name} does not confirm {_flags(unconfirmed, config)}: other values give the same outputs")
-    if "eos_id" in unconfirmed:
-        say(f"note: your limit on the length may have cut all outputs of {name}: raise it to confirm eos")
-    if count < ENOUGH:
-        say(f"note: {name} has {count} lines. Give {ENOUGH} or more: wrong settings give many outputs right.")
+    _say_what_is_missing(search.examples, unconfirmed, say)
     return Confirmed(
         {**hints, **{field: _hint(field, value, config) for field, value in answers.items()}},
         Confirmation(by="outputs", about=about, unconfirmed=unconfirmed),

@@ -9,7 +9,7 @@ import contextlib
 import copy
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,8 @@ def read_own_module(
     picked, about = picked_of(hints)
     if idle := [name for name in about if name in PARTS]:
         raise ConfigError(f"--module reads the layers from their use: {', '.join(idle)} has no effect. Leave it out.")
+    if family_file is not None and family_file.exists():
+        raise ConfigError(f"{family_file} exists. Give another name with --write-family, or remove it.")
     tokenizers = tokenizers or Tokenizers(None, None)
     ids = _ids(path, about, tokenizers)
     module = own.build()
@@ -152,6 +154,7 @@ def read_own_module(
         ignored = raw.ignored
         names = load_weights(module, raw.weights, path, own.about)
         del raw  # the module has the weights now
+        _check_absent_buffers(own, module, [name for name, kept in names.items() if not kept], path)
     sha256 = _digest(module) if own.is_trained else file_sha256(path)
 
     def with_ids(fields: Mapping[str, Any]) -> ModelConfig:
@@ -188,6 +191,14 @@ def read_own_module(
         ignored=ignored,
         confirmation=_confirmation(own, live.proof, about),
     )
+
+
+def _check_absent_buffers(own: OwnModule, module: nn.Module, absent: Sequence[str], path: Path) -> None:
+    """Raise CheckpointError if a buffer that the file lacks has other values each time that the module is built."""
+    again = own.build().state_dict() if absent else {}
+    for name in absent:
+        if name in again and not torch.equal(module.state_dict()[name], again[name]):
+            raise CheckpointError(f"{path} lacks {name}, which {own.about} fills at random. Save it with the weights.")
 
 
 def _digest(module: nn.Module) -> str:

@@ -50,8 +50,8 @@ def open_module(
     Raises:
         TfexportError: the module cannot be read, or a required value is missing.
     """
-    if options.module is not None or options.family is not None or options.expect is not None:
-        raise ConfigError("a live module says all that module, family and expect say. Leave them out.")
+    if options.module is not None or options.family is not None:
+        raise ConfigError("a live module says all that module and family say. Leave them out.")
     if options.write_family is not None:
         raise ConfigError(
             "write_family describes a file. Save the state_dict, and export it with module='FILE.py:NAME'."

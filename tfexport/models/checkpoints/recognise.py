@@ -85,12 +85,12 @@ def _no_family(path: Path, weights: Mapping[str, Tensor]) -> str:
     known = len(weights) - len(other)
     comparison = (
         f" Nearest is {nearest.name}, {nearest.about}, which knows {known} of its {len(weights)} names: "
-        f"{'; '.join(differs)}. Leave out names that belong to no layer with --ignore."
+        f"{'; '.join(differs)}."
     )
     return (
         f"{path} is of no known family ({_names()}). Export it with the code that it was trained with: --module "
         "my_code.py:build, with a function that returns your module. Without the code, describe its names in a family file: "
-        f"--family my_family.py.{comparison if known else ''}"
+        f"--family my_family.py. Leave out names that belong to no layer with --ignore.{comparison if known else ''}"
     )
 
 

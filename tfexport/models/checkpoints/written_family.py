@@ -106,7 +106,10 @@ def write_family(
     try:
         again = load_checkpoint(checkpoint, hints, family=read_family_file(file)).weights
     except TfexportError as error:
-        raise CheckpointError(f"{file} was written, and does not read {checkpoint}: {error}") from error
+        file.unlink()
+        raise CheckpointError(
+            f"a family file does not read {checkpoint}: {error} Leave out --write-family, and report this."
+        ) from error
     wrong = [
         name
         for name, tensor in again.items()
@@ -114,8 +117,10 @@ def write_family(
         and not (name in tables and _is_rounded(tensor, live.weights[name]))
     ]
     if wrong:
+        file.unlink()
         raise CheckpointError(
-            f"{file} was written, and reads another {wrong[0]}. Report this with the module's code, and do not use it."
+            f"a family file reads another {wrong[0]} from {checkpoint}. Leave out --write-family, and report this with the "
+            "module's code."
         )
 
 

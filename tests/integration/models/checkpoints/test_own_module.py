@@ -120,6 +120,49 @@ def test_expected_outputs_confirm_what_a_module_does_not_show(folder: Path, tmp_
         open_confirmed(tmp_path / "ckpt.pt", options, print)
 
 
+def test_a_live_module_is_confirmed_by_outputs_too(folder: Path, tmp_path: Path) -> None:
+    module = built(folder).eval()
+    sources = [[source] for source in range(4, 20)]
+    rows = [(source, greedy(module, source)) for source in sources]
+    lines = ["\t".join(" ".join(map(str, ids)) for ids in row) + "\n" for row in rows if not {1, 2} & {*row[1]}]
+    (tmp_path / "out.tsv").write_text("".join(lines))
+    ids = {name.removesuffix("_id"): value for name, value in SPECIAL.items()}
+    exported = tfexport.export(module, tmp_path / "bundle", expect=tmp_path / "out.tsv", **ids)
+    assert f"{len(lines)} of {len(lines)} expected outputs" in exported.confirmation.about
+
+
+def test_two_tensors_of_a_file_cannot_be_one_of_the_module(folder: Path, tmp_path: Path) -> None:
+    state = torch.load(folder / "ckpt.pt")
+    torch.save({**state, "out.weight": state["out.weight"] + 1}, tmp_path / "ckpt.pt")
+    own = module_of(f"{folder / 'my_code.py'}:build")
+    with pytest.raises(CheckpointError, match=r"one tensor for tgt\.weight and out\.weight, and .* has two"):
+        read_own_module(tmp_path / "ckpt.pt", own, SPECIAL)
+
+
+@pytest.mark.parametrize("values", ["ones", "randn"])
+def test_a_buffer_that_a_file_lacks_must_be_the_same_in_each_module(tmp_path: Path, values: str) -> None:
+    code = CODE.replace(
+        "super().__init__()", f"super().__init__()\n        self.register_buffer('more', torch.{values}(16))"
+    )
+    (tmp_path / "my_code.py").write_text(code.replace("return self.out(", "return self.out(self.more * "))
+    state = built(tmp_path).state_dict()
+    torch.save({name: tensor for name, tensor in state.items() if name != "more"}, tmp_path / "ckpt.pt")
+    own = module_of(f"{tmp_path / 'my_code.py'}:build")
+    if values == "ones":
+        read_own_module(tmp_path / "ckpt.pt", own, SPECIAL)
+        return
+    with pytest.raises(CheckpointError, match=r"lacks more, which .* fills at random"):
+        read_own_module(tmp_path / "ckpt.pt", own, SPECIAL)
+
+
+def test_a_family_file_is_not_written_over_another_file(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "my_code.py").write_text(CODE)
+    own = module_of(f"{tmp_path / 'my_code.py'}:build")
+    with pytest.raises(ConfigError, match=r"my_code\.py exists"):
+        read_own_module(folder / "ckpt.pt", own, SPECIAL, family_file=tmp_path / "my_code.py")
+    assert (tmp_path / "my_code.py").read_text() == CODE
+
+
 def test_a_file_runs_as_a_script_without_arguments(folder: Path, tmp_path: Path) -> None:
     parsing = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument({})\nparser.parse_args()\n"
     (tmp_path / "my_code.py").write_text(parsing.format("'--lr'") + CODE)

@@ -128,7 +128,7 @@ def test_keys_may_have_dots_and_lead_through_objects(load: Callable[..., Checkpo
 def test_names_that_belong_to_no_layer_are_ignored(load: Callable[..., Checkpoint], plain: Checkpoint) -> None:
     weights = {f"model.{name}": tensor for name, tensor in weights_of("tutorial").items()}
     content = {"state_dict": {**weights, "crit.weight": torch.ones(3), "crit.scale": torch.ones(1)}}
-    assert "leave out names that belong to no layer with --ignore" in refused(load, content)
+    assert "Leave out names that belong to no layer with --ignore" in refused(load, content)
     found = load(content, {**HINTS, "ignore": ["crit.*"]})
     assert_same_model(found, plain)
     assert found.ignored == ("crit.weight", "crit.scale")
