@@ -35,10 +35,11 @@ class Deviating(Tutorial):
         lambda src, trg: (src == 17).any(0)[None, :, None],
         lambda src, trg: ((trg == 9) & (trg.roll(1, 0) == IDS["bos_id"]))[..., None],
         lambda src, trg: (
-            ((src == src.roll(1, 0)) & (src == src.roll(2, 0)) & (src != 1)).any(0)[None, :, None] & (len(src) > 3)
+            (torch.stack([src == src.roll(k, 0) for k in (1, 2, 3)]).all(0) & (src != 1)).any(0)[None, :, None]
+            & (len(src) > 4)
         ),
     ],
-    ids=["a length", "a first id", "eos in front", "an id anywhere", "an id after bos", "an id three times"],
+    ids=["a length", "a first id", "eos in front", "an id anywhere", "an id after bos", "an id four times"],
 )
 def test_a_module_that_deviates_at_few_inputs_is_refused(deviates: Any) -> None:
     torch.manual_seed(7)
