@@ -165,13 +165,18 @@ def leaving(begun: Any) -> Iterator[None]:
     """This thread is sent a signal once `begun` is set, however long that takes on a busy machine."""
 
     def leave(*_: object) -> None:
-        raise Left
+        if not came.is_set():
+            came.set()
+            raise Left
 
     def send() -> None:
         if begun.wait(20):
-            signal.pthread_kill(main, signal.SIGINT)
+            # A signal just before a thread begins to wait for a lock is handled after the wait.
+            while not came.is_set():
+                signal.pthread_kill(main, signal.SIGINT)
+                came.wait(0.05)
 
-    main = threading.get_ident()
+    main, came = threading.get_ident(), threading.Event()
     before = signal.signal(signal.SIGINT, leave)
     sender = threading.Thread(target=send)
     sender.start()
