@@ -29,7 +29,7 @@ from tfexport.models.checkpoints.reading import chosen_family, family_or_module,
 from tfexport.option import checked, declared
 from tfexport.system.input_files import lines_of
 from tfexport.verification.budget import choosers_of
-from tfexport.verification.confirmed_reading import also_by_outputs, open_confirmed
+from tfexport.verification.confirmed_reading import confirm_by_outputs, open_confirmed
 from tfexport.verification.gate import DecodingGate
 from tfexport.verification.options import CompareOptions
 from tfexport.verification.parity import Comparison, Reference, check
@@ -102,7 +102,7 @@ def export(
     )
     budgets = BudgetOptions(**checked(BudgetOptions, of_budget))
     if isinstance(checkpoint, nn.Module):
-        loaded = also_by_outputs(open_module(checkpoint, call, options, _note), options, _note)
+        loaded = confirm_by_outputs(open_module(checkpoint, call, options, _note), options, _note)
     else:
         loaded = open_confirmed(path_of("checkpoint", checkpoint), options, _note)
     refuse_to_overwrite(place.resolve(), force)  # before a budget's text is decoded

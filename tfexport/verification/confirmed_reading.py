@@ -48,14 +48,14 @@ def open_confirmed(checkpoint: Path, options: ExportedCheckpointOptions, say: Sa
     if options.expect is None:
         return open_checkpoint(checkpoint, options, say)
     if options.module is not None:
-        return also_by_outputs(open_checkpoint(checkpoint, options, say), options, say)
+        return confirm_by_outputs(open_checkpoint(checkpoint, options, say), options, say)
     family = chosen_family(options)
     confirmed = confirmed_hints(checkpoint, options, family, say)
     loaded = read_with_text(checkpoint, confirmed.hints, family, text=options)
     return replace(loaded, confirmation=confirmed.confirmation)
 
 
-def also_by_outputs(loaded: Checkpoint, options: ExportedCheckpointOptions, say: Say) -> Checkpoint:
+def confirm_by_outputs(loaded: Checkpoint, options: ExportedCheckpointOptions, say: Say) -> Checkpoint:
     """A checkpoint that was read with the user's module, confirmed by the expected outputs too, if there are any.
 
     Raises:
@@ -67,7 +67,10 @@ def also_by_outputs(loaded: Checkpoint, options: ExportedCheckpointOptions, say:
     examples = encoded(expect, read_lines(expect), loaded.config, with_codes(loaded.tokenizers, options))
     examples.check_lengths(loaded.config)
     count = len(examples)
-    searches = [Search(loaded.config, lambda structure: loaded, [], completed) for completed in examples.completions()]
+    # Flags about the ends of sources are the user's word, which the outputs must confirm too.
+    has_flags = options.source_bos is not None or options.source_eos is not None
+    ways = [examples] if has_flags else examples.completions(loaded.config)
+    searches = [Search(loaded.config, lambda structure: loaded, [], completed) for completed in ways]
     if different := min(([*search.differences(())] for search in searches), key=len):
         raise TfexportError(
             f"{loaded.path} was read as your module computes, and gives {count - len(different)} of {count} expected "

@@ -66,17 +66,14 @@ def compare_outputs(runtime: Runtime[Any], examples: Examples, *, batch_size: in
         TfexportError: the runtime returned logits that are not numbers.
     """
     size, rows = runtime.capacity.batch_size(batch_size, 1), examples.rows
-    fewest: tuple[Difference, ...] | None = None
-    for completed in examples.completions():
-        results = [
-            difference
-            for start in range(0, len(rows), size)
-            for difference in decoded_differences(runtime, completed, rows[start : start + size])
-        ]
-        different = tuple(difference for difference in results if difference is not None)
-        if fewest is None or len(different) < len(fewest):
-            fewest = different
-    return ExpectedReport(runtime.name, runtime.precision, examples.path, len(examples), fewest or ())
+    fewest: list[Difference] | None = None
+    for completed in examples.completions(runtime.config):
+        results = (decoded_differences(runtime, completed, rows[k : k + size]) for k in range(0, len(rows), size))
+        different = [difference for part in results for difference in part if difference is not None]
+        fewest = different if fewest is None else min(fewest, different, key=len)
+        if not fewest:
+            break
+    return ExpectedReport(runtime.name, runtime.precision, examples.path, len(examples), tuple(fewest or ()))
 
 
 def decoded_differences(runtime: Runtime[Any], examples: Examples, rows: Sequence[Example]) -> list[Difference | None]:

@@ -151,9 +151,10 @@ class Examples:
         begin, end = (False, False) if self.framing is not None else (config.source_bos, config.source_eos)
         return [[config.bos_id] * begin + [*row.source] + [config.eos_id] * end for row in rows]
 
-    def completions(self) -> list[Examples]:
+    def completions(self, config: ModelConfig) -> list[Examples]:
         """These examples for each way to read their sources: with the model's bos and eos added, or as they are."""
-        return [self, *[replace(self, framing=(False, False))] * (self.are_ids and self.framing is None)]
+        may_be_complete = self.are_ids and self.framing is None and (config.source_bos or config.source_eos)
+        return [self, replace(self, framing=(False, False))] if may_be_complete else [self]
 
     def check_lengths(self, config: ModelConfig) -> None:
         """Raise TfexportError if an example is longer than the model's positions."""

@@ -32,11 +32,11 @@ class Ids:
         """Random ids [batch, length] that are not special; different ones within a row, if there are enough."""
         free, generator = self.free(side), torch.Generator().manual_seed(seed)
         if len(free) < shape[1]:
-            return self.begun(side, free[torch.randint(len(free), shape, generator=generator)])
+            return self.with_start(side, free[torch.randint(len(free), shape, generator=generator)])
         rows = [free[torch.randperm(len(free), generator=generator)[: shape[1]]] for _ in range(shape[0])]
-        return self.begun(side, torch.stack(rows))
+        return self.with_start(side, torch.stack(rows))
 
-    def begun(self, side: Side, batch: Tensor) -> Tensor:
+    def with_start(self, side: Side, batch: Tensor) -> Tensor:
         """The batch [batch, length], changed so that each row has the first id that forward fixes, if there is one."""
         if side == "decoder" and self.start is not None:
             batch[:, 0] = self.start
@@ -45,5 +45,5 @@ class Ids:
     def with_other_side(self, side: Side, batch: Tensor) -> tuple[Tensor, Tensor]:
         """Sources and targets: `batch` [batch, length] on a side, and one token for each of its rows on the other."""
         if side == "encoder":
-            return batch, self.begun("decoder", torch.full((len(batch), 1), int(self.free("decoder")[0])))
+            return batch, self.with_start("decoder", torch.full((len(batch), 1), int(self.free("decoder")[0])))
         return torch.full((len(batch), 1), int(self.free("encoder")[0])), batch

@@ -134,7 +134,7 @@ def _of_each_id(model: Transformer, ids: Ids) -> Iterator[tuple[Tensor, Tensor]]
         "decoder": _all_but_padding(ids, "decoder"),
     }
     half = max(16, int(_EFFORT / (16 * _size(model))))
-    outer = {
+    chosen = {
         side: torch.cat([all_ids[:half], all_ids[max(half, len(all_ids) - half) :]]) for side, all_ids in every.items()
     }
 
@@ -142,15 +142,15 @@ def _of_each_id(model: Transformer, ids: Ids) -> Iterator[tuple[Tensor, Tensor]]
         longest = config.max_source_length if side == "encoder" else config.max_target_length
         return among[torch.randint(len(among), (rows, min(length, longest)), generator=generator)]
 
-    for start in range(0, max(map(len, outer.values())), _ROWS):
+    for start in range(0, max(map(len, chosen.values())), _ROWS):
         src, tgt = (random(side, _ROWS, 3, among) for side, among in every.items())
         places = torch.arange(start, start + _ROWS)
-        src[:, 0] = outer["encoder"][places % len(outer["encoder"])]
+        src[:, 0] = chosen["encoder"][places % len(chosen["encoder"])]
         tgt[:, 0] = config.bos_id
-        tgt[:, 1:2] = outer["decoder"][places % len(outer["decoder"])][:, None]
-        yield src, ids.begun("decoder", tgt)
+        tgt[:, 1:2] = chosen["decoder"][places % len(chosen["decoder"])][:, None]
+        yield src, ids.with_start("decoder", tgt)
     few = {side: all_ids[torch.randperm(len(all_ids), generator=generator)[:3]] for side, all_ids in every.items()}
-    yield random("encoder", 8, 16, few["encoder"]), ids.begun("decoder", random("decoder", 8, 16, few["decoder"]))
+    yield random("encoder", 8, 16, few["encoder"]), ids.with_start("decoder", random("decoder", 8, 16, few["decoder"]))
 
 
 def _size(model: Transformer) -> int:
@@ -175,7 +175,7 @@ def _batch(ids: Ids, side: Side, lengths: Sequence[int], call: WorkingCall) -> T
     batch = every[torch.randint(len(every), (len(lengths), max(lengths)), generator=generator)]
     if call.masks_padding:
         batch = torch.where(torch.arange(max(lengths)) < torch.tensor(lengths)[:, None], batch, ids.pad)
-    return ids.begun(side, batch)
+    return ids.with_start(side, batch)
 
 
 def _all_but_padding(ids: Ids, side: Side) -> Tensor:
@@ -265,7 +265,7 @@ def _in_rows(ids: Ids, side: Side, part: Tensor, length: int) -> Tensor:
     width = length - 1 if is_fixed else length
     rows = -(-len(part) // width)
     batch = part.repeat(-(-rows * width // len(part)))[: rows * width].view(rows, width)
-    return ids.begun(side, F.pad(batch, (1, 0))) if is_fixed else batch
+    return ids.with_start(side, F.pad(batch, (1, 0))) if is_fixed else batch
 
 
 def _embedded(model: Transformer, side: Side, batch: Tensor) -> Tensor:

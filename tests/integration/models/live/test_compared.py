@@ -62,14 +62,14 @@ def test_hidden_bos_of_targets_is_refused_where_bos_is_padding() -> None:
 
     class Hiding(Tutorial):
         def forward(self, src: Tensor, trg: Tensor, tgt_mask: Tensor, src_padding_mask: Tensor) -> Tensor:
-            hidden = (trg == 1).T & (torch.arange(len(trg)) > -1)
+            hidden = (trg == IDS["pad_id"]).T
             embedded = self.embed(src, self.src), self.embed(trg, self.tgt)
             pads = {"src_key_padding_mask": src_padding_mask, "memory_key_padding_mask": src_padding_mask}
             later = torch.ones(len(trg), len(trg), dtype=torch.bool).triu(1)
             return self.out(self.core(*embedded, tgt_mask=later, tgt_key_padding_mask=hidden, **pads))
 
     read(Hiding())
-    with pytest.raises(CheckpointError, match=r"does not compute the same|computes something"):
+    with pytest.raises(CheckpointError, match="does not compute the same"):
         read(Hiding(), bos_id=1)
 
 
