@@ -33,7 +33,7 @@ TOLERANCE = 1e-8
 """Largest difference of a logit, relative to 1 + its size. Rounding stays below 1e-11; a wrong epsilon changes 1e-6."""
 _ROWS = 64
 """Number of rows of logits that are compared at once."""
-_CHUNK = 2048
+_CHUNK = 512
 """Number of ids whose embeddings are compared in one forward."""
 _SHORT = 8
 """Number of ids up to which a message shows a sequence."""
