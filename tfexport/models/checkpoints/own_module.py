@@ -99,6 +99,9 @@ def module_of(spec: str) -> OwnModule:
     return OwnModule(_builder(target, spec, path), spec, getattr(code, "call", None), path)
 
 
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
 def _builder(target: Any, spec: str, path: Path) -> Callable[[], nn.Module]:
     """A function that returns the module."""
     if isinstance(target, nn.Module):
@@ -106,7 +109,9 @@ def _builder(target: Any, spec: str, path: Path) -> Callable[[], nn.Module]:
     advice = "Give a function without arguments that returns your module: def build(): return MyModel(...)."
     if not callable(target):
         raise ConfigError(f"{spec} is {type(target).__name__}, not a function or a module. {advice}")
-    needed = [p.name for p in inspect.signature(target).parameters.values() if p.default is p.empty and p.kind < 2]
+    with running(path):
+        parameters = inspect.signature(target).parameters.values()
+    needed = [each.name for each in parameters if each.default is each.empty and each.kind not in _VARIADIC]
     if needed:
         raise ConfigError(f"{spec} needs the arguments {', '.join(needed)}. {advice}")
 

@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -59,13 +60,18 @@ def read_family_file(path: Path) -> tuple[Family, ...]:
 
 
 def run_file(path: Path) -> ModuleType:
-    """Run the user's file as a module of its own."""
-    spec = importlib.util.spec_from_file_location(f"tfexport_family_{path.stem}", path.resolve())
+    """Run the user's file as a module of its own.
+
+    It is compiled each time. Python takes cached bytecode for current if the file has the same size and was changed in the
+    same second.
+    """
+    where = str(path.resolve())
+    loader = SourceFileLoader(f"tfexport_user_{path.stem}", where)
+    spec = importlib.util.spec_from_file_location(loader.name, where, loader=loader)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module.__name__] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
+    exec(loader.source_to_code(loader.get_data(where), where), vars(module))
     return module
 
 
@@ -207,7 +213,8 @@ def importing_beside(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        sys.path.remove(folder)
+        if folder in sys.path:  # the file may change the path
+            sys.path.remove(folder)
 
 
 @contextlib.contextmanager

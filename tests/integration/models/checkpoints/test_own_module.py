@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,13 @@ def test_a_file_runs_as_a_script_without_arguments(folder: Path, tmp_path: Path)
     (tmp_path / "my_code.py").write_text(parsing.format("'data'") + CODE)
     with pytest.raises(ConfigError, match=r"my_code.py, line 4: SystemExit"):
         built(tmp_path)
+
+
+def test_a_changed_file_runs_anew(tmp_path: Path) -> None:
+    for name in ("first", "other"):  # of the same size, in the same second: for Python's cache of bytecode the same file
+        (tmp_path / "my_code.py").write_text(f"{CODE}\n{name}_build = build\n")
+        os.utime(tmp_path / "my_code.py", (1e9, 1e9))
+        module_of(f"{tmp_path / 'my_code.py'}:{name}_build")
 
 
 def test_special_ids_may_be_those_of_the_target_alone(tmp_path: Path) -> None:
