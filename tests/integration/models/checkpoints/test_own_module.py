@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -173,8 +174,12 @@ def test_a_file_runs_as_a_script_without_arguments(folder: Path, tmp_path: Path)
         built(tmp_path)
 
 
-def test_a_changed_file_runs_anew(tmp_path: Path) -> None:
-    for name in ("first", "other"):  # of the same size, in the same second: for Python's cache of bytecode the same file
+def test_a_changed_file_runs_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    for name in (
+        "first",
+        "other",
+    ):  # of the same size, in the same second: for Python's cache of bytecode the same file
         (tmp_path / "my_code.py").write_text(f"{CODE}\n{name}_build = build\n")
         os.utime(tmp_path / "my_code.py", (1e9, 1e9))
         module_of(f"{tmp_path / 'my_code.py'}:{name}_build")
