@@ -39,8 +39,7 @@ from tfexport.models.families.family import SOURCE_ENDS
 from tfexport.models.formats.files import read_file
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.formats.state_dicts import some
-from tfexport.models.live.proof import Proof
-from tfexport.models.live.read import ReadingOptions, read_module
+from tfexport.models.live.read import LiveModel, ReadingOptions, read_module
 
 FAMILY = "module"
 """The family of checkpoints that were read from a module, in manifests."""
@@ -194,7 +193,7 @@ def read_own_module(
         family_notes=tuple(live.notes),
         odd=(*size_problems(tokenizers, config), *id_problems(tokenizers, config)),
         ignored=ignored,
-        confirmation=_confirmation(own, live.proof, about),
+        confirmation=_confirmation(own, live, about),
     )
 
 
@@ -235,13 +234,17 @@ def _ids(path: Path, about: Mapping[str, Any], tokenizers: Tokenizers) -> dict[s
 _TOKENS = ("forced_first_id", "suppressed_ids", "suppressed_first_ids")
 
 
-def _confirmation(own: OwnModule, proof: Proof, about: Mapping[str, Any]) -> Confirmation:
-    """The module confirms all arithmetic, and not the tokens that the user's program begins and ends with."""
+def _confirmation(own: OwnModule, live: LiveModel, about: Mapping[str, Any]) -> Confirmation:
+    """The module confirms the arithmetic that was compared, but not the tokens that begin and end sequences."""
+    proof = live.proof
     return Confirmation(
         by="module",
         about=f"{own.about}: logits of {proof.sequences} sequences in float64 differ by {proof.error:.0e}, all "
         f"{proof.ids:,} ids, lengths to {proof.longest[0]:,} and {proof.longest[1]:,}",
-        unconfirmed={name: about[name] for name in ("bos_id", "eos_id", *SOURCE_ENDS) if name in about},
+        unconfirmed={
+            **{name: about[name] for name in ("bos_id", "eos_id", *SOURCE_ENDS) if name in about},
+            **live.doubts,
+        },
     )
 
 

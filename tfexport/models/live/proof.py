@@ -8,7 +8,7 @@ deviates at none of these inputs passes: it is a test, though a hard one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -23,6 +23,15 @@ from tfexport.models.live.errors import NotCanonical
 from tfexport.models.live.ids import Ids
 from tfexport.models.live.products import SOFTMAXES
 from tfexport.models.live.recording import plain_operations, record_steps, record_until
+from tfexport.models.live.sequences import (
+    ROWS,
+    Pairs,
+    all_but_padding,
+    of_each_id,
+    of_each_length,
+    of_several_lengths,
+    random_pairs,
+)
 from tfexport.models.live.structure import Structure
 from tfexport.models.live.tape import Node
 from tfexport.models.model import empty_model
@@ -31,14 +40,10 @@ from tfexport.models.transformer import Transformer
 
 TOLERANCE = 1e-8
 """Largest difference of a logit, relative to 1 + its size. Rounding stays below 1e-11; a wrong epsilon changes 1e-6."""
-_ROWS = 64
-"""Number of rows of logits that are compared at once."""
 _CHUNK = 512
 """Number of ids whose embeddings are compared in one forward."""
 _SHORT = 8
 """Number of ids up to which a message shows a sequence."""
-_EFFORT = 2e11
-"""Multiplications that each of two checks with many short sequences may take. A small model gets all lengths and ids."""
 
 
 @dataclass(frozen=True)
@@ -87,142 +92,78 @@ class _DeviationNorm(nn.Module):
 
 
 def prove(
-    call: WorkingCall, model: Transformer, structure: Structure, ids: Ids, *, has_random_parameters: bool
+    call: WorkingCall,
+    model: Transformer,
+    structure: Structure,
+    ids: Ids,
+    *,
+    has_random_parameters: bool,
+    reads_tokens: bool = False,
 ) -> Proof:
     """Compare the module with the canonical model.
 
     Args:
         has_random_parameters: whether the module has random parameters. Then masks are compared too: sharp attention of
             trained ones may underflow to 0, as a mask does. Otherwise the largest lengths are compared.
+        reads_tokens: whether Python code of the module reads tokens, perhaps of the first sequence of a batch alone.
 
     Raises:
         Difference: they compute different values.
     """
-    longest = {"encoder": model.config.max_source_length, "decoder": model.config.max_target_length}
-    cases = _CASES if has_random_parameters else [*_CASES, ([longest["encoder"]], [longest["decoder"]])]
-    error, sequences = 0.0, 0
-    for source_lengths, target_lengths in cases:
-        src_len = [min(length, longest["encoder"]) for length in source_lengths]
-        tgt_len = [min(length, longest["decoder"]) for length in target_lengths]
-        src, tgt = _batch(ids, "encoder", src_len, call), _batch(ids, "decoder", tgt_len, call)
-        error = max(error, _compare(call, model, structure.returns, (src, src_len), (tgt, tgt_len)))
-        sequences += len(src)
-    for side in ("encoder", "decoder"):
-        _compare_ids(call, model, structure, ids, side, length=min(longest[side], 64), masks=has_random_parameters)  # type: ignore[arg-type]
+    longest: dict[Side, int] = {"encoder": model.config.max_source_length, "decoder": model.config.max_target_length}
+    cases = list(of_several_lengths(model, ids, call))
+    if not has_random_parameters:
+        cases.append(random_pairs(model, ids, call, [longest["encoder"]], [longest["decoder"]]))
+    error = max(_compare(call, model, structure.returns, pairs) for pairs in cases)
+    for side, length in longest.items():
+        _compare_ids(call, model, structure, ids, side, length=min(length, 64), masks=has_random_parameters)
     if has_random_parameters:
-        for src, tgt in (*_of_each_length(model, ids, call), *_of_each_id(model, ids)):
-            ends = [src.shape[1]] * len(src), [tgt.shape[1]] * len(tgt)
-            _compare(call, model, structure.returns, (src, ends[0]), (tgt, ends[1]))
+        for pairs in (*of_each_length(model, ids, call), *of_each_id(model, ids, alone=reads_tokens)):
+            _compare(call, model, structure.returns, pairs)
+    sequences = sum(len(pairs.src) for pairs in cases)
     return Proof(sequences, sum(ids.sizes.values()), (longest["encoder"], longest["decoder"]), error)
 
 
-def _of_each_length(model: Transformer, ids: Ids, call: WorkingCall) -> Iterator[tuple[Tensor, Tensor]]:
-    """A source and a target of each length up to 64, or as long as `_EFFORT` allows."""
-    most = min(64, model.config.max_source_length, model.config.max_target_length)
-    for length in range(1, 1 + min(most, int((2 * _EFFORT / _size(model)) ** 0.5))):
-        yield _batch(ids, "encoder", [length], call), _batch(ids, "decoder", [length], call)
+def logits_of(model: Transformer, returns: str, pairs: Pairs) -> Tensor:
+    """What the canonical model gives for pairs, in the form of the module's result; [batch, tgt, vocab]."""
+    logits = model(pairs.src, torch.tensor(pairs.src_lengths), pairs.tgt)
+    if returns == "logits":
+        return logits
+    return logits.log_softmax(-1) if returns.startswith("log") else logits.softmax(-1)
 
 
-def _of_each_id(model: Transformer, ids: Ids) -> Iterator[tuple[Tensor, Tensor]]:
-    """Sources with each id in front, and targets with each id after bos, as in decoding; then few ids that repeat.
-
-    Of a large model the lowest and the highest ids, where special ones are, as many as `_EFFORT` allows.
-    """
-    config, generator = model.config, torch.Generator().manual_seed(1)
-    every: dict[Side, Tensor] = {
-        "encoder": _all_but_padding(ids, "encoder"),
-        "decoder": _all_but_padding(ids, "decoder"),
-    }
-    half = max(16, int(_EFFORT / (16 * _size(model))))
-    chosen = {
-        side: torch.cat([all_ids[:half], all_ids[max(half, len(all_ids) - half) :]]) for side, all_ids in every.items()
-    }
-
-    def random(side: Side, rows: int, length: int, among: Tensor) -> Tensor:
-        longest = config.max_source_length if side == "encoder" else config.max_target_length
-        return among[torch.randint(len(among), (rows, min(length, longest)), generator=generator)]
-
-    for start in range(0, max(map(len, chosen.values())), _ROWS):
-        src, tgt = (random(side, _ROWS, 3, among) for side, among in every.items())
-        places = torch.arange(start, start + _ROWS)
-        src[:, 0] = chosen["encoder"][places % len(chosen["encoder"])]
-        tgt[:, 0] = config.bos_id
-        tgt[:, 1:2] = chosen["decoder"][places % len(chosen["decoder"])][:, None]
-        yield src, ids.with_start("decoder", tgt)
-    few = {side: all_ids[torch.randperm(len(all_ids), generator=generator)[:3]] for side, all_ids in every.items()}
-    yield random("encoder", 8, 16, few["encoder"]), ids.with_start("decoder", random("decoder", 8, 16, few["decoder"]))
-
-
-def _size(model: Transformer) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-_CASES = [
-    ([5], [4]),
-    ([1], [1]),
-    ([6, 3, 9, 1], [5, 7, 2, 1]),
-    ([11, 2, 11, 4], [3, 8, 8, 1]),
-    ([33], [2]),
-    ([2], [31]),
-]
-"""Lengths of sources and targets, in a batch each."""
-
-
-def _batch(ids: Ids, side: Side, lengths: Sequence[int], call: WorkingCall) -> Tensor:
-    """Random ids of a whole vocabulary but padding, [batch, length], padded if the module masks padding."""
-    generator = torch.Generator().manual_seed(sum(lengths) + (side == "encoder"))
-    every = _all_but_padding(ids, side)
-    batch = every[torch.randint(len(every), (len(lengths), max(lengths)), generator=generator)]
-    if call.masks_padding:
-        batch = torch.where(torch.arange(max(lengths)) < torch.tensor(lengths)[:, None], batch, ids.pad)
-    return ids.with_start(side, batch)
-
-
-def _all_but_padding(ids: Ids, side: Side) -> Tensor:
-    every = torch.arange(ids.sizes[side])
-    return every[every != ids.pad]
-
-
-@torch.no_grad()
-def _compare(
-    call: WorkingCall,
-    model: Transformer,
-    returns: str,
-    sources: tuple[Tensor, Sequence[int]],
-    targets: tuple[Tensor, Sequence[int]],
-) -> float:
-    """The largest difference of logits at real target tokens, relative to 1 + their size.
-
-    Args:
-        sources, targets: ids [batch, length] and their lengths.
-
-    Raises:
-        Difference: it is above `TOLERANCE`.
-    """
-    (src, src_len), (tgt, tgt_len) = sources, targets
-    if not call.masks_padding:
-        src_len, tgt_len = [src.shape[1]] * len(src), [tgt.shape[1]] * len(tgt)
-    with plain_operations():
-        theirs = call.call(src, tgt)
-    with InFloat64():
-        ours = model(src, torch.tensor(src_len), tgt)
-        if returns != "logits":
-            ours = ours.log_softmax(-1) if returns.startswith("log") else ours.softmax(-1)
-    real = torch.arange(tgt.shape[1]) < torch.tensor(tgt_len)[:, None]
+def largest_difference(theirs: Tensor, ours: Tensor, pairs: Pairs) -> tuple[float, int]:
+    """The largest difference of logits at real target tokens, relative to 1 + their size, and its row in [batch * tgt]."""
     error, place = 0.0, 0
-    rows = real.flatten().nonzero()[:, 0]
-    for part in torch.split(rows, _ROWS):  # type: ignore[no-untyped-call]  # copies of all logits need much memory
+    rows = pairs.is_real.flatten().nonzero()[:, 0]
+    for part in torch.split(rows, ROWS):  # type: ignore[no-untyped-call]  # copies of all logits need much memory
         expected, given = theirs.flatten(0, 1)[part].double(), ours.flatten(0, 1)[part]
         # For each logit alone: a huge one, as of an id that may not come, must not hide a difference of the others.
         difference = ((expected - given).abs() / (1 + expected.abs())).amax(1).nan_to_num(math.inf)
         if difference.max() > error:
             error, place = float(difference.max()), int(part[difference.argmax()])
+    return error, place
+
+
+@torch.no_grad()
+def _compare(call: WorkingCall, model: Transformer, returns: str, pairs: Pairs) -> float:
+    """The largest difference of logits, relative to 1 + their size.
+
+    Raises:
+        Difference: it is above `TOLERANCE`.
+    """
+    with plain_operations():
+        theirs = call.call(pairs.src, pairs.tgt)
+    with InFloat64():
+        ours = logits_of(model, returns, pairs)
+    error, place = largest_difference(theirs, ours, pairs)
     if error > TOLERANCE:
-        row = place // tgt.shape[1]
-        pair = (("source", src[row, : src_len[row]]), ("target", tgt[row, : tgt_len[row]]))
-        about = " and ".join(_named(side, ids) for side, ids in pair)
-        padded = "in a padded batch" if len(set(src_len)) > 1 else "in a batch" if len(src_len) > 1 else "alone"
-        raise Difference(f"the logits differ by {error:.1e} for {about}, {padded}")
+        row = place // pairs.tgt.shape[1]
+        source, target = pairs.src[row, : pairs.src_lengths[row]], pairs.tgt[row, : pairs.tgt_lengths[row]]
+        about = f"{_named('source', source)} and {_named('target', target)}"
+        is_padded = len(set(pairs.src_lengths)) > 1
+        where = "in a padded batch" if is_padded else "in a batch" if len(pairs.src) > 1 else "alone"
+        raise Difference(f"the logits differ by {error:.1e} for {about}, {where}")
     return error
 
 
@@ -240,7 +181,7 @@ def _compare_ids(
     The forward ends there, so that a large vocabulary takes seconds.
     """
     step = structure.embeddings[side].step
-    for part in torch.split(_all_but_padding(ids, side), length if call.one_at_a_time else _CHUNK):  # type: ignore[no-untyped-call]
+    for part in torch.split(all_but_padding(ids, side), length if call.one_at_a_time else _CHUNK):  # type: ignore[no-untyped-call]
         batch = _in_rows(ids, side, part, length)
         pair = ids.with_other_side(side, batch)
         if masks:

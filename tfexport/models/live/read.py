@@ -23,8 +23,10 @@ from tfexport.models.live.call import WorkingCall, find_call
 from tfexport.models.live.errors import NotCanonical
 from tfexport.models.live.ids import Ids
 from tfexport.models.live.origins import Tags, tag
+from tfexport.models.live.own_types import Widened, doubts_in_own_types
 from tfexport.models.live.positions import position_table, stored_rows
 from tfexport.models.live.proof import Difference, Proof, canonical_model, prove
+from tfexport.models.live.python_reads import lines_that_read_tokens
 from tfexport.models.live.recording import plain_operations
 from tfexport.models.live.structure import Structure, read_structure
 from tfexport.models.live.sublayers import Scaled
@@ -47,6 +49,8 @@ class LiveModel:
     notes: Sequence[str]
     made: Mapping[str, Made | None]
     """How each of the weights is made of parameters and buffers; None for what the module computes."""
+    doubts: Mapping[str, str]
+    """What the comparison does not cover, with the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,18 +70,13 @@ class ReadingOptions:
 
 
 def read_module(module: nn.Module, options: ReadingOptions) -> LiveModel:
-    """Read a module with its weights. The module is changed: its parameters become float64.
+    """Read a module with its weights. The module computes in float64 meanwhile, and has its own tensors again after that.
 
     Raises:
         CheckpointError: no way to call it works, or the canonical model does not compute what it computes.
     """
     module = _unwrapped(module).eval()
-    # Conversion to float64 gives a parameter new memory, unless it is float64 already.
-    actual = {
-        name: parameter.detach().clone() if parameter.dtype == torch.float64 else parameter.detach()
-        for name, parameter in module.named_parameters()
-    }
-    _widen(module)
+    widened = Widened(module)
     tags = tag(module)
     sizes = [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding)]
     words = min([size for size in sizes if size >= _FEWEST_WORDS] or [2 * _FEWEST_WORDS])
@@ -85,7 +84,7 @@ def read_module(module: nn.Module, options: ReadingOptions) -> LiveModel:
     call = find_call(module, ids, options.vocab, options.adapter)
     ids = replace(ids, start=options.bos_id if call.fixes_start else None)
     try:
-        return _Reading(module, actual, options, tags, call, ids).run()
+        return _Reading(widened, options, tags, call, ids).run()
     except NotCanonical as error:
         name = type(module).__name__
         if isinstance(error, Difference):
@@ -112,50 +111,39 @@ def _unwrapped(module: nn.Module) -> nn.Module:
             return module
 
 
-def _widen(module: nn.Module) -> None:
-    """Make all floating-point tensors of a module float64, also those that are plain attributes."""
-    for part in module.modules():
-        if isinstance(part, nn.RMSNorm) and part.eps is None:  # it depends on the type: that of the user's states
-            part.eps = torch.finfo(torch.float32 if part.weight is None else part.weight.dtype).eps
-        for name, value in vars(part).items():
-            if isinstance(value, Tensor) and value.is_floating_point():
-                setattr(part, name, value.double())
-    module.double()
-
-
 class _Reading:
     """The steps after the call is known."""
 
     def __init__(
         self,
-        module: nn.Module,
-        actual: Mapping[str, Tensor],
+        widened: Widened,
         options: ReadingOptions,
         tags: Tags,
         call: WorkingCall,
         ids: Ids,
     ):
-        self.module, self.actual, self.options, self.call = module, actual, options, call
+        self.widened, self.module, self.options, self.call = widened, widened.module, options, call
         self.structure = self._read(ids)
         fields = self.structure.fields
         sizes: dict[Side, int] = {"encoder": fields["src_vocab_size"], "decoder": fields["tgt_vocab_size"]}
         self.ids = replace(ids, sizes=sizes)
         self.made = {name: _made(tags, scaled) for name, scaled in self.structure.tensors.items()}
         embeddings = self.structure.embeddings
-        self.positions = {side: stored_rows(module, tags, embedding) for side, embedding in embeddings.items()}
+        self.positions = {side: stored_rows(self.module, tags, embedding) for side, embedding in embeddings.items()}
         self.notes = [f"called as {call.about}", *self.structure.notes]
         self.lengths = {side: self._length(side) for side in embeddings}
+        self.lines = self._lines_that_read_tokens()
 
     def run(self) -> LiveModel:
         # With the random parameters first: those of a file may hide a difference, as biases of 0 do.
         self._prove(self._values(), has_random_parameters=True)
         with torch.no_grad():
             for name, parameter in self.module.named_parameters():
-                parameter.copy_(self.actual[name])
+                parameter.copy_(self.widened.parameters[name])
         if None in self.made.values():
             self.structure = self._read_again()
         # Float32 needs no copy, and its numbers are the same.
-        exact = {name: tensor for name, tensor in self.actual.items() if tensor.dtype == torch.float32}
+        exact = {name: tensor for name, tensor in self.widened.parameters.items() if tensor.dtype == torch.float32}
         config, weights, proof = self._prove({**self._values(), **exact}, has_random_parameters=False)
         if not self.call.masks_padding:
             about = "padding of sources changes the logits, called like this: compared with sequences of one length"
@@ -167,7 +155,20 @@ class _Reading:
             about = "forward puts the first target token itself: compared with targets that begin with bos"
             self.notes.append(about)
         made = {name: self._made_as(name, tensor) for name, tensor in weights.items()}
-        return LiveModel(config, {name: tensor.float() for name, tensor in weights.items()}, proof, self.notes, made)
+        self.widened.restore()
+        model = canonical_model(config, weights, self.structure)
+        doubts = doubts_in_own_types(self.call, model, self.structure.returns, self.ids)
+        if self.lines:
+            doubts["branches on tokens"] = f"of {'; '.join(self.lines)}"
+        weights = {name: tensor.float() for name, tensor in weights.items()}
+        return LiveModel(config, weights, proof, self.notes, made, doubts)
+
+    def _lines_that_read_tokens(self) -> list[str]:
+        """The lines of the user's code that read tokens in Python, for a batch with padding if the module masks it."""
+        src, tgt = self.ids.random("encoder", (2, 6), 0), self.ids.random("decoder", (2, 4), 1)
+        if self.call.masks_padding:
+            src[1, 4:] = self.ids.pad
+        return lines_that_read_tokens(self.call.call, src, tgt)
 
     def _made_as(self, name: str, tensor: Tensor) -> Made | None:
         """How a canonical tensor of the result is made: also a position table, and also with a padded shape."""
@@ -254,7 +255,14 @@ class _Reading:
                 weights = {name: tensor for name, tensor in weights.items() if name not in names}
         config = self.options.with_ids(fields)
         model = canonical_model(config, weights, structure)
-        proof = prove(self.call, model, structure, self.ids, has_random_parameters=has_random_parameters)
+        proof = prove(
+            self.call,
+            model,
+            structure,
+            self.ids,
+            has_random_parameters=has_random_parameters,
+            reads_tokens=bool(self.lines),
+        )
         return config, weights, proof
 
     def _tables(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -52,7 +52,7 @@ _DATA = dict.fromkeys(("gather", "index", "index_select", "take"), (0,)) | dict.
     ("index_put", "index_put_"), (0, 2)
 )
 """The arguments that these operations move; their other tensors are indices."""
-_MADE = frozenset(
+MADE = frozenset(
     (
         *("arange", "empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like"),
         *("zeros_like", "_local_scalar_dense"),
@@ -193,8 +193,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **named)
         results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         if any(tensor.is_complex() for tensor in results):
-            raise NotCanonical("complex numbers, as in rotary positions (RoPE)", _place())
-        if not results or name in _MADE:
+            raise NotCanonical("complex numbers, as in rotary positions (RoPE)", line_of_user())
+        if not results or name in MADE:
             return result
         if not is_written and all(tensor.untyped_storage()._cdata in self._memory for tensor in results):
             return result  # a view
@@ -227,7 +227,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name, value, kind = op.removesuffix("_"), result.detach().clone(), "lookup" if side else "elementwise"
         if name == "div" and (scores := self._scores_of(inputs)) is not None:
             name, (inputs, args) = "_softmax", scores
-        node = Node(len(self.nodes), name, inputs, args, value, _place(), parents, sides, kind)  # type: ignore[arg-type]
+        node = Node(len(self.nodes), name, inputs, args, value, line_of_user(), parents, sides, kind)  # type: ignore[arg-type]
         self.nodes.append(node)
         self._write(result, node.origin)
         if self.until is not None and self.until(node):
@@ -267,7 +267,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         marks = torch.unique(ids.origin[ids.origin != CONSTANT] >> ELEMENT_BITS).tolist()
         side = sides.get(marks[0]) if len(marks) == 1 else None
         if side is None or ids.value.numel() != self._id_sizes[side]:
-            self.moved_lookup = _place()
+            self.moved_lookup = line_of_user()
             return
         self._node(op, inputs, args, result, side)
 
@@ -304,9 +304,9 @@ def _input(value: Tensor, origin: Tensor | None, *, copied: bool) -> Input:
     return Input(value.detach().clone(), origin.clone())  # either may be written over
 
 
-def _place() -> str:
-    """The innermost line of the user's code."""
-    frame = sys._getframe(2)
+def line_of_user() -> str:
+    """The innermost line of the user's code that runs now, such as `my_code.py, line 41`."""
+    frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith(_LIBRARIES):

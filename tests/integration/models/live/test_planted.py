@@ -191,8 +191,11 @@ def test_every_wrong_reading_is_refused(kind: str, monkeypatch: pytest.MonkeyPat
     fields, faults = PLANTED[kind]
     accepted: dict[bool, set[str]] = {}
 
-    def planted(call: Any, model: Any, structure: Any, ids: Any, *, has_random_parameters: bool) -> proof.Proof:
-        result = proof.prove(call, model, structure, ids, has_random_parameters=has_random_parameters)
+    def planted(
+        call: Any, model: Any, structure: Any, ids: Any, *, has_random_parameters: bool, reads_tokens: bool
+    ) -> proof.Proof:
+        options = {"has_random_parameters": has_random_parameters, "reads_tokens": reads_tokens}
+        result = proof.prove(call, model, structure, ids, **options)
         arguments = call, model, structure, ids
         accepted[has_random_parameters] = {
             name for name, fault in faults.items() if is_accepted(name, fault, arguments, has_random_parameters)

@@ -1,0 +1,103 @@
+"""Modules whose result depends on the type of their tensors, or on Python code that reads tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.support.live_modules import IDS, Tutorial, read
+from tfexport.errors import CheckpointError
+
+
+class Changed(Tutorial):
+    """A module whose forward changes its logits; ids are length first."""
+
+    def __init__(self, change: Callable[[Tensor, Tensor], Tensor]):
+        super().__init__()
+        self.change = change
+
+    def forward(self, src: Tensor, trg: Tensor, tgt_mask: Tensor, src_padding_mask: Tensor) -> Tensor:
+        return self.change(src, super().forward(src, trg, tgt_mask, src_padding_mask))
+
+
+def test_a_branch_on_the_type_is_refused() -> None:
+    module = Changed(lambda src, logits: logits.sin() if logits.dtype == torch.float32 else logits)
+    with pytest.raises(CheckpointError, match=r"in float32, its logits differ by .* from those in float64"):
+        read(module)
+
+
+@pytest.mark.parametrize(
+    "narrow", [nn.Module.bfloat16, partial(Changed, lambda src, logits: logits.bfloat16().float())]
+)
+def test_arithmetic_in_a_narrower_type_is_said(narrow: Any) -> None:
+    module = narrow(Tutorial()) if narrow is nn.Module.bfloat16 else narrow()
+    assert list(read(module).doubts) == ["rounding of bfloat16"]
+
+
+def test_a_module_has_its_own_tensors_again_after_it_was_read() -> None:
+    class Caching(Tutorial):
+        def forward(self, src: Tensor, trg: Tensor, tgt_mask: Tensor, src_padding_mask: Tensor) -> Tensor:
+            if not hasattr(self, "bonus"):
+                self.bonus = torch.full((1,), 0.1)
+            return super().forward(src, trg, tgt_mask, src_padding_mask) + self.bonus
+
+    module = Caching()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    assert not read(module).doubts
+    assert module.bonus.dtype == torch.float32
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    assert all(tensor.dtype == torch.float32 for tensor in module.state_dict().values())
+
+
+def test_code_that_keeps_tensors_outside_of_the_module_is_not_compared_in_its_own_types() -> None:
+    kept: list[Tensor] = []
+
+    def add_kept(src: Tensor, logits: Tensor) -> Tensor:
+        if not kept:
+            kept.append(torch.zeros(23))
+        assert kept[0].dtype == logits.dtype, "other types, which many operations refuse"
+        return logits + kept[0]
+
+    assert "its forward fails" in read(Changed(add_kept)).doubts["its own types"]
+
+
+FIRST = 17
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        lambda src: bool(src[0, 0] == FIRST),
+        lambda src: src[0, 0].item() == FIRST,
+        lambda src: src.tolist()[0][0] == FIRST,
+        lambda src: src.numpy()[0, 0] == FIRST,
+        lambda src: len((src[0, :1] == FIRST).nonzero()) > 0,
+        lambda src: len(src[0, :1][src[0, :1] == FIRST]) > 0,
+        lambda src: torch.equal(src[0, :1], torch.tensor([FIRST])),
+    ],
+    ids=["bool", "item", "tolist", "numpy", "nonzero", "index", "equal"],
+)
+def test_a_branch_on_the_first_sequence_of_a_batch_is_refused(reads: Callable[[Tensor], bool]) -> None:
+    with pytest.raises(CheckpointError, match="the logits differ"):
+        read(Changed(lambda src, logits: logits.sin() if reads(src) else logits))
+
+
+def test_a_branch_on_tokens_that_changes_nothing_is_said() -> None:
+    def checked(src: Tensor, logits: Tensor) -> Tensor:
+        assert int(src.max()) < 40
+        return logits
+
+    assert "test_own_types.py, line" in read(Changed(checked)).doubts["branches on tokens"]
+
+
+def test_shapes_and_masks_are_no_branch_on_tokens() -> None:
+    def masked(src: Tensor, logits: Tensor) -> Tensor:
+        assert src.shape[0] > 0
+        return logits.masked_fill((src == IDS["unk_id"]).any(0)[None, :, None] & False, 0.0)
+
+    assert not read(Changed(masked)).doubts

@@ -1,0 +1,70 @@
+"""Finds the lines where Python code reads values that depend on the tokens, such as `if src[0, 0] == 5`.
+
+What such code decides is not part of the data flow. The comparison sees it only for the sequences that it tries.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tfexport.models.live.recording import Call, plain_operations
+from tfexport.models.live.tape import MADE, line_of_user
+
+_SHAPED_BY_VALUES = frozenset(("nonzero", "masked_select", "_unique", "_unique2", "unique_consecutive", "unique_dim"))
+"""Operations whose values are seen in the shape of their result."""
+_READS_MEMORY = frozenset(("tolist", "numpy", "__array__"))
+"""Methods that read the memory of a tensor, which is no operation."""
+
+
+class _Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that notes the lines that read values of tensors that depend on the ids."""
+
+    def __init__(self, *ids: Tensor):
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.lines: dict[str, None] = {}
+        # Tensors are kept, so that no other gets the address of their memory.
+        self._dependent: dict[int, Tensor] = {tensor.untyped_storage()._cdata: tensor for tensor in ids}
+
+    def depends(self, tensor: Tensor) -> bool:
+        """Whether a tensor depends on the ids."""
+        return tensor.untyped_storage()._cdata in self._dependent
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func._schema.name.split("::")[1]
+        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and self.depends(leaf)]
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        if not read:
+            return result
+        selects = name == "index" and any(tensor.dtype == torch.bool for tensor in read)  # as many rows as are true
+        if not made or name in _SHAPED_BY_VALUES or selects:
+            self.lines[line_of_user()] = None
+        elif name not in MADE:
+            self._dependent |= {tensor.untyped_storage()._cdata: tensor for tensor in made}
+        return result
+
+
+class _MemoryReads(TorchFunctionMode):
+    """A mode that notes the lines that read the memory of tensors."""
+
+    def __init__(self, reads: _Reads):
+        super().__init__()
+        self._reads = reads
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in _READS_MEMORY and self._reads.depends(args[0]):
+            self._reads.lines[line_of_user()] = None
+        return func(*args, **(kwargs or {}))
+
+
+def lines_that_read_tokens(call: Call, src_ids: Tensor, tgt_ids: Tensor) -> list[str]:
+    """The lines of the user's code, such as `my_code.py, line 41`, that read values that depend on the ids in Python."""
+    with plain_operations(), _Reads(src_ids, tgt_ids) as reads, _MemoryReads(reads):
+        call(src_ids, tgt_ids)
+    return list(reads.lines)
