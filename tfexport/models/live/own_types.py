@@ -16,7 +16,7 @@ from tfexport.models.live.call import WorkingCall
 from tfexport.models.live.errors import NotCanonical
 from tfexport.models.live.ids import Ids
 from tfexport.models.live.proof import largest_difference, logits_of
-from tfexport.models.live.sequences import of_several_lengths
+from tfexport.models.live.sequences import Pairs, of_several_lengths, random_pairs
 from tfexport.models.transformer import Transformer
 
 _TOLERANCES = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.25, torch.bfloat16: 0.25}
@@ -79,37 +79,70 @@ def doubts_in_own_types(call: WorkingCall, model: Transformer, returns: str, ids
     """Compare a restored module with the canonical model, as the user's program runs it.
 
     Args:
-        model: the canonical model with the checkpoint's weights, which become float32.
+        model: the canonical model with the checkpoint's weights, which may become float32.
 
     Returns:
-        What the comparison in float64 does not confirm: arithmetic in a narrower type than float32.
+        What the comparison in float64 does not confirm, with the reason.
 
     Raises:
         DependsOnType: they differ by more than rounding.
     """
-    error, mode = 0.0, _NarrowestType()
-    for pairs in of_several_lengths(model, ids, call):
-        try:
-            with torch.no_grad(), mode, warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of PyTorch about its fast path, which the user knows
-                theirs = call.call(pairs.src, pairs.tgt)
-        except Exception as failure:  # whatever the user's code raises
-            # Code that caches tensors outside of the module has those of float64 now.
-            return {"its own types": f"its forward fails in them now ({' '.join(str(failure).split())[:150]})"}
-        with torch.no_grad(), InFloat64():
-            exact = logits_of(model, returns, pairs)
-        difference, _ = largest_difference(theirs, exact, pairs)
-        if difference > _TOLERANCES[mode.type]:
-            with torch.no_grad():
-                rounded = logits_of(model.float(), returns, pairs)
-            rounding, _ = largest_difference(rounded, exact, pairs)
-            if difference > _MOST_ROUNDING * rounding:
-                name = str(mode.type).removeprefix("torch.")
-                raise DependsOnType(
-                    f"in {name}, its logits differ by {difference:.1e} from those in float64, as with a branch on the type"
-                )
-        error = max(error, difference)
+    error, gives_padding, mode = 0.0, False, _NarrowestType()
+    try:
+        for pairs in of_several_lengths(model, ids, call):
+            theirs, exact = _own(call, pairs, mode), _exact(model, returns, pairs)
+            difference, _ = largest_difference(theirs, exact, pairs)
+            if difference > _TOLERANCES[mode.type] and difference > _MOST_ROUNDING * _rounding(model, returns, pairs):
+                about = f"in {_name(mode.type)}, its logits differ by {difference:.1e} from those in float64"
+                raise DependsOnType(f"{about}, as with a branch on the type")
+            error = max(error, difference)
+            gives_padding |= bool((exact.argmax(-1) == ids.pad)[pairs.is_real].any())
+        doubts = {}
+        if gives_padding and _hides_padding(call, model, returns, ids, mode):
+            doubts["padding in outputs"] = "which the module hides from later tokens"
+    except _Fails as failure:
+        # Code that caches tensors outside of the module has those of float64 now.
+        return {"its own types": f"its forward fails in them now ({failure})"}
     if mode.type.itemsize < torch.float32.itemsize:
-        name = str(mode.type).removeprefix("torch.")
-        return {f"rounding of {name}": f"(logits to {error:.0e} from exact ones)"}
-    return {}
+        doubts[f"rounding of {_name(mode.type)}"] = f"(logits to {error:.0e} from exact ones)"
+    return doubts
+
+
+class _Fails(Exception):
+    """The user's forward fails."""
+
+
+@torch.no_grad()
+def _own(call: WorkingCall, pairs: Pairs, mode: _NarrowestType) -> Tensor:
+    """What the module gives in its own types."""
+    try:
+        with mode, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of PyTorch about its fast path, which the user knows
+            return call.call(pairs.src, pairs.tgt)
+    except Exception as error:  # whatever the user's code raises
+        raise _Fails(" ".join(str(error).split())[:150]) from error
+
+
+@torch.no_grad()
+def _exact(model: Transformer, returns: str, pairs: Pairs) -> Tensor:
+    with InFloat64():
+        return logits_of(model, returns, pairs)
+
+
+@torch.no_grad()
+def _rounding(model: Transformer, returns: str, pairs: Pairs) -> float:
+    """The largest difference of the canonical model's own logits in float32."""
+    exact = _exact(model, returns, pairs)
+    return largest_difference(logits_of(model.float(), returns, pairs), exact, pairs)[0]
+
+
+def _hides_padding(call: WorkingCall, model: Transformer, returns: str, ids: Ids, mode: _NarrowestType) -> bool:
+    """Whether the module hides padding within a target, which the canonical model reads as any other token."""
+    pairs = random_pairs(model, ids, call, [5], [5])
+    pairs.tgt[:, 2:-1] = ids.pad
+    difference, _ = largest_difference(_own(call, pairs, mode), _exact(model, returns, pairs), pairs)
+    return difference > _TOLERANCES[mode.type]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -103,3 +103,19 @@ def test_shapes_and_masks_are_no_branch_on_tokens() -> None:
         return logits.masked_fill((src == IDS["unk_id"]).any(0)[None, :, None] & False, 0.0)
 
     assert not read(Changed(masked)).doubts
+
+
+@pytest.mark.parametrize("bonus", [0.0, 100.0])
+def test_a_module_that_hides_padding_which_it_gives_itself_is_not_fully_confirmed(bonus: float) -> None:
+    class Hiding(Tutorial):
+        def forward(self, src: Tensor, trg: Tensor, tgt_mask: Tensor, src_padding_mask: Tensor) -> Tensor:
+            pads = {"src_key_padding_mask": src_padding_mask, "memory_key_padding_mask": src_padding_mask}
+            hidden = (trg == IDS["pad_id"]).T
+            embedded = self.embed(src, self.src), self.embed(trg, self.tgt)
+            later = torch.ones(len(trg), len(trg), dtype=torch.bool).triu(1)
+            return self.out(self.core(*embedded, tgt_mask=later, tgt_key_padding_mask=hidden, **pads))
+
+    module = Hiding()
+    with torch.no_grad():
+        module.out.bias[IDS["pad_id"]] = bonus - 50
+    assert ("padding in outputs" in read(module).doubts) == (bonus > 50)
