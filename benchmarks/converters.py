@@ -80,6 +80,8 @@ def write_ctranslate2(model: Transformer, directory: Path, *, alignment_layer: i
     config = model.config
     if not config.has_position_table:
         raise TfexportError(f"this writes position tables, not positions {config.positions}. Leave this peer out.")
+    if config.norm_eps_of("norm") != config.norm_eps:
+        raise TfexportError("a CTranslate2 model has one epsilon for all norms. Leave this peer out.")
     activation = specs.Activation.RELU if config.activation == "relu" else specs.Activation.GELU  # the exact one
     # As pre-norm and then changed, because a specification of post-norm has no place for a final norm.
     fields: dict[str, Any] = {"pre_norm": True, "activation": activation}
@@ -179,6 +181,7 @@ def write_hugging_face(model: Transformer, directory: Path) -> None:
     scaled = next((flag for scale, flag in scales.items() if math.isclose(scale, config.embedding_scale)), None)
     problems = {
         f"norm_eps {config.norm_eps:g}, only {HUGGING_FACE_EPS:g}": config.norm_eps != HUGGING_FACE_EPS,
+        "two epsilons of norms": config.norm_eps_of("norm") != config.norm_eps,
         f"embedding_scale {config.embedding_scale:g}, only 1 and sqrt(d_model)": scaled is None,
         "pre-norm with two embedding matrices, Pegasus has one": config.norm_first and not config.tie_source_target,
     }

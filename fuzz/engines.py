@@ -91,7 +91,11 @@ def _changes(chosen: random.Random, config: ModelConfig) -> dict[str, Any]:
     if chosen.random() < 0.2:
         changes |= {"positions": "none", "position_offset": 0, "max_distance": 0}
     if chosen.random() < 0.2:
-        changes |= {"final_norm": True, "final_norm_in": chosen.choice(("encoder", "decoder"))}
+        changes |= {
+            "final_norm": True,
+            "final_norm_in": chosen.choice(("encoder", "decoder")),
+            "final_norm_eps": chosen.choice((0.0, 1e-3)),
+        }
     if chosen.random() < 0.2:
         changes |= {"norm": "rms", "embedding_norm": chosen.random() < 0.5}
     if chosen.random() < 0.2:

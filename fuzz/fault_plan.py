@@ -409,6 +409,7 @@ def _manifest() -> list[Fault]:
         field("n_heads", 6, "heads of another size"),
         field("n_encoder_heads", 6, "heads of another size in the encoder alone"),
         field("n_encoder_heads", 0, "the decoder's heads in the encoder", "screened"),
+        field("final_norm_eps", 1e-3, "PyTorch over this bundle computes otherwise", "screened"),
         field("final_norm_in", "decoder", "PyTorch over this bundle computes otherwise", "screened"),
         field("positions", "none", "PyTorch over this bundle computes otherwise", "screened"),
         field("forced_first_id", 9, "outputs begin with this word"),

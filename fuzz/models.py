@@ -71,6 +71,8 @@ def random_config(chosen: random.Random) -> ModelConfig:
         shared_norm=chosen.random() < 0.3,
         norm=chosen.choice(("layer", "layer", "rms")),
         norm_eps=chosen.choice((1e-5, 1e-6, 1e-3)),
+        final_norm_eps=chosen.choice((0.0, 1e-4)) if has_final_norm else 0.0,
+        embedding_norm_eps=chosen.choice((0.0, 1e-4)) if has_embedding_norm else 0.0,
         embedding_norm=has_embedding_norm,
         embedding_norm_in=chosen.choice(("both", "encoder", "decoder")) if has_embedding_norm else "both",
         activation=chosen.choice(get_args(Activation)),

@@ -97,6 +97,10 @@ class ModelConfig:
     """LayerNorm or RMSNorm. `rms` divides by the root mean square and has no bias (Zhang and Sennrich 2019)."""
     norm_eps: float = 1e-5
     """Added to the variance, or to the mean of squares, before the square root."""
+    final_norm_eps: float = 0.0
+    """The same for the norm of `final_norm`; 0 for `norm_eps`."""
+    embedding_norm_eps: float = 0.0
+    """The same for the norm of `embedding_norm`; 0 for `norm_eps`."""
     embedding_norm: bool = False
     """Whether each stack normalises its embeddings, after positions are added, before its first layer."""
     embedding_norm_in: Literal["both", "encoder", "decoder"] = "both"
@@ -204,6 +208,9 @@ class ModelConfig:
         for name in ("final_norm", "embedding_norm"):
             place = getattr(self, f"{name}_in")
             require(getattr(self, name) or place == "both", f"{name}_in is {place}, and {name} is false")
+            eps = getattr(self, f"{name}_eps")
+            require(0 <= eps < 1, f"{name}_eps is {eps}, not in [0, 1)")
+            require(getattr(self, name) or eps == 0, f"{name}_eps is {eps}, and {name} is false")
         require(self.position_offset >= 0, f"position_offset is {self.position_offset}, below 0")
         require(0 <= self.dropout < 1, f"dropout is {self.dropout}, not in [0, 1)")
         require(0 < self.norm_eps < 1, f"norm_eps is {self.norm_eps}, not in (0, 1)")
@@ -236,6 +243,11 @@ class ModelConfig:
     def has_position_table(self) -> bool:
         """Whether position vectors are added to the embeddings. Otherwise any position exists."""
         return self.positions not in ("relative", "none")
+
+    def norm_eps_of(self, path: str) -> float:
+        """The epsilon of the norm at the path of a module, such as `encoder.layers.0.norms.1` or `decoder.norm`."""
+        own = {"norm": self.final_norm_eps, "embedding_norm": self.embedding_norm_eps}
+        return own.get(path.rpartition(".")[2], 0.0) or self.norm_eps
 
     def has_final_norm(self, side: Side) -> bool:
         """Whether the stack of this side has a norm after its last layer."""

@@ -43,6 +43,8 @@ from tfexport.models.model import EncoderClassifier
         ({"positions": "none", "max_distance": 4}, ["max_distance is 4, and positions are none"]),
         ({"final_norm": False, "final_norm_in": "decoder"}, ["final_norm_in is decoder, and final_norm is false"]),
         ({"embedding_norm_in": "encoder"}, ["embedding_norm_in is encoder, and embedding_norm is false"]),
+        ({"embedding_norm_eps": 1e-6}, ["embedding_norm_eps is 1e-06, and embedding_norm is false"]),
+        ({"final_norm": True, "final_norm_eps": 1.0}, ["final_norm_eps is 1.0, not in [0, 1)"]),
         ({"final_norm_in": "nowhere"}, ["final_norm_in is 'nowhere', not one of both, encoder, decoder"]),
         (
             {"n_classes": 2, "n_encoder_heads": 2, "final_norm": True, "final_norm_in": "decoder"},

@@ -237,7 +237,7 @@ def add_and_norm(emitter: Emitter, layer: str, path: str, states: Value, branch:
         return total, norm(emitter, path, total)
     with emitter.module(path):
         inputs = (states, branch, *_norm_weights(emitter, path))
-        attributes = {"epsilon": float(emitter.config.norm_eps)}
+        attributes = {"epsilon": float(emitter.config.norm_eps_of(path))}
         body = ordered_sums.or_plain(emitter, ordered_sums.residual_norm, _residual_norm)
         total, normed = emitter.call("ResidualNorm", *inputs, body=body, outputs=("", ""), attributes=attributes)
     return total, normed
@@ -249,7 +249,7 @@ def _skip_norm(emitter: Emitter, path: str, states: Value, branch: Value) -> tup
     kind = "SkipSimplifiedLayerNormalization" if emitter.config.norm == "rms" else "SkipLayerNormalization"
     inputs = [product, states, *_norm_weights(emitter, path), *([] if bias is None else [bias])]
     with emitter.module(path):
-        attributes = {"epsilon": float(emitter.config.norm_eps)}
+        attributes = {"epsilon": float(emitter.config.norm_eps_of(path))}
         normed, _, _, total = emitter.contrib(kind, *inputs, outputs=4, attributes=attributes)
     return total, normed
 
@@ -270,7 +270,7 @@ def _norm(
     emitter: Emitter, path: str, states: Value, *weights: Value, epsilon: float | ir.RefAttr | None = None
 ) -> Value:
     config = emitter.config
-    attributes = {"axis": -1, "epsilon": float(config.norm_eps) if epsilon is None else epsilon}
+    attributes = {"axis": -1, "epsilon": float(config.norm_eps_of(path)) if epsilon is None else epsilon}
     with emitter.module(path):
         name = "RMSNormalization" if config.norm == "rms" else "LayerNormalization"
         return emitter.nodes(name, states, *weights, outputs=1, attributes=attributes)[0]

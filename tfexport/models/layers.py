@@ -118,9 +118,10 @@ class FeedForward(nn.Module):
         return self.output(hidden if self.gate is None else hidden * self.gate(states))
 
 
-def norm_of(config: ModelConfig) -> nn.Module:
+def norm_of(config: ModelConfig, path: str) -> nn.Module:
+    """The norm at the path of a module, such as `encoder.norm`."""
     kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
-    return kind(config.d_model, config.norm_eps)
+    return kind(config.d_model, config.norm_eps_of(path))
 
 
 class Layer(nn.Module):
@@ -129,7 +130,7 @@ class Layer(nn.Module):
     def __init__(self, config: ModelConfig, n_sublayers: int):
         super().__init__()
         n_norms = 1 if config.shared_norm else n_sublayers
-        self.norms = nn.ModuleList(norm_of(config) for _ in range(n_norms))
+        self.norms = nn.ModuleList(norm_of(config, "norms") for _ in range(n_norms))
         self.dropout = nn.Dropout(config.dropout)
         self.norm_first = config.norm_first
 

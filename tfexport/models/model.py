@@ -50,7 +50,7 @@ def change_settings(model: Transformer, config: ModelConfig) -> None:
     model.config = config
     for stack, heads in ((model.encoder, config.encoder_heads), (model.decoder, config.n_heads)):
         stack.scale = config.embedding_scale
-        for module in stack.modules():
+        for path, module in stack.named_modules():
             if isinstance(module, Layer):
                 module.norm_first = config.norm_first
             elif isinstance(module, Attention):
@@ -58,7 +58,7 @@ def change_settings(model: Transformer, config: ModelConfig) -> None:
             elif isinstance(module, FeedForward):
                 module.activation = ACTIVATIONS[config.activation]()
             elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
-                module.eps = config.norm_eps
+                module.eps = config.norm_eps_of(path)
 
 
 def empty_model(config: ModelConfig) -> Model:

@@ -35,8 +35,8 @@ class Stack(nn.Module):
             self.positions = DistanceTable(config, side)
         elif config.has_position_table:
             self.positions = PositionTable(config, max_length)
-        self.embedding_norm = norm_of(config) if config.has_embedding_norm(side) else nn.Identity()
-        self.norm = norm_of(config) if config.has_final_norm(side) else nn.Identity()
+        self.embedding_norm = norm_of(config, "embedding_norm") if config.has_embedding_norm(side) else nn.Identity()
+        self.norm = norm_of(config, "norm") if config.has_final_norm(side) else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
         self.scale = config.embedding_scale
 

@@ -125,6 +125,8 @@ def test_random_models_are_of_every_kind() -> None:
         "feed_forward": {"linear", "conv1d"},
         "final_norm_in": {"both", "encoder", "decoder"},
         "embedding_norm_in": {"both", "encoder", "decoder"},
+        "final_norm_eps": {0.0, 1e-4},
+        "embedding_norm_eps": {0.0, 1e-4},
         "norm": {"layer", "rms"},
     }
     for field, values in kinds.items():

@@ -237,11 +237,11 @@ def test_a_model_without_positions_is_one_whose_table_is_zero() -> None:
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
 @pytest.mark.parametrize(("field", "name"), [("final_norm", "norm"), ("embedding_norm", "embedding_norm")])
 def test_a_norm_stands_in_one_stack(side: str, field: str, name: str) -> None:
-    model, without = build(**{field: True, f"{field}_in": side}), build()
+    model, without = build(**{field: True, f"{field}_in": side, f"{field}_eps": 0.5}), build()
     norms = {name: tensor for name, tensor in model.state_dict().items() if name not in without.state_dict()}
     assert set(norms) == {f"{side}.{name}.weight", f"{side}.{name}.bias"}
     without.load_state_dict({name: tensor for name, tensor in model.state_dict().items() if name not in norms})
-    norm = torch.nn.LayerNorm(SMALL.d_model)
+    norm = torch.nn.LayerNorm(SMALL.d_model, 0.5)
     norm.load_state_dict({name.rpartition(".")[2]: tensor for name, tensor in norms.items()})
     setattr(getattr(without, side), name, norm)
     given = batch(SMALL)

@@ -130,7 +130,7 @@ def _assembled(
     """The config and the tensors of two stacks."""
     encoder, decoder = stacks
     norms = {f"{stack.side}.{name}": norm for stack in stacks for name, norm in _norms_of(stack).items()}
-    kind, eps = _same_norms(norms)
+    kind, epsilons = _same_norms(norms)
     d_model = encoder.embedding.values.shape[1]
     if decoder.embedding.values.shape[1] != d_model:
         raise NotCanonical(f"states of {d_model} numbers in the encoder, of other width in the decoder")
@@ -158,7 +158,7 @@ def _assembled(
         "tgt_vocab_size": len(decoder.embedding.table),
         "norm_first": _agree("orders of norms", [(_ORDERS[stack.norm_first], "") for stack in stacks]) == _ORDERS[True],
         "norm": "rms" if kind == "rms" else "layer",
-        "norm_eps": eps**2 if kind.startswith("std") else eps,
+        **{name: eps**2 if kind.startswith("std") else eps for name, eps in epsilons.items()},
         "embedding_scale": scale,
     }
     for name in ("embedding_norm", "final_norm"):
@@ -174,8 +174,8 @@ def _assembled(
             break
     if kind.startswith("std"):
         notes.append(
-            f"norms divide by standard deviation + {eps:g}: folded into a LayerNorm with eps {eps**2:g}, which differs from "
-            "them by rounding of float32"
+            f"norms divide by standard deviation + {epsilons['norm_eps']:g}: folded into a LayerNorm with eps "
+            f"{fields['norm_eps']:g}, which differs from them by rounding of float32"
         )
     embeddings = {stack.side: stack.embedding for stack in stacks}
     return Structure(fields, tensors | output, embeddings, kind, returns, tuple(notes))
@@ -186,15 +186,27 @@ def _norms_of(stack: Stack) -> dict[str, Norm]:
     return {**stack.norms, **{name: norm for name, norm in around.items() if norm is not None}}
 
 
-def _same_norms(norms: Mapping[str, Norm]) -> tuple[NormKind, float]:
-    """The kind and epsilon of all norms."""
+_EPSILONS = {"norm": "final_norm_eps", "embedding_norm": "embedding_norm_eps"}
+"""The fields of the epsilons of norms outside of layers, by the last part of their names."""
+
+
+def _same_norms(norms: Mapping[str, Norm]) -> tuple[NormKind, dict[str, float]]:
+    """The kind of all norms, and the fields of their epsilons."""
     first = next(iter(norms.values()))
+    epsilons: dict[str, float] = {}
     for name, norm in norms.items():
         if norm.kind != first.kind:
             raise NotCanonical(f"norms of two kinds: {first.kind} and {norm.kind} ({name})", norm.place)
-        if abs(norm.eps - first.eps) > 1e-3 * first.eps:
-            raise NotCanonical(f"norms with two epsilons: {first.eps:g} and {norm.eps:g} ({name})", norm.place)
-    return first.kind, first.eps
+        eps = epsilons.setdefault(_EPSILONS.get(name.rpartition(".")[2], "norm_eps"), norm.eps)
+        if not _is_same_eps(norm.eps, eps):
+            raise NotCanonical(f"norms with two epsilons: {eps:g} and {norm.eps:g} ({name})", norm.place)
+    others = {name: eps for name, eps in epsilons.items() if not _is_same_eps(eps, epsilons["norm_eps"])}
+    return first.kind, {"norm_eps": epsilons["norm_eps"], **others}
+
+
+def _is_same_eps(eps: float, other: float) -> bool:
+    """Whether two epsilons are the same, up to the error of one that follows from a norm that is written out."""
+    return abs(eps - other) <= 1e-3 * other
 
 
 def _sizes(sublayers: Sequence[Sublayer]) -> dict[str, Any]:

@@ -288,7 +288,7 @@ def test_a_family_file_leaves_no_arithmetic_to_a_default(
     shown = {
         "final_norm": True, "final_norm_in": "both", "tie_source_target": True, "tie_output": True, "gated": False,
         "attention_bias": True, "feed_forward_bias": True, "output_bias": False, "embedding_norm": False,
-        "embedding_norm_in": "both",
+        "embedding_norm_in": "both", "final_norm_eps": 0.0, "embedding_norm_eps": 0.0,
     }  # fmt: skip
     assert {name: getattr(config, name) for name in shown} == shown
     words = Tokenizers(word_tokenizer({f"w{k}": k for k in range(41)}), None)

@@ -151,6 +151,8 @@ PLANTED: dict[str, tuple[Fields, dict[str, Fault]]] = {
         {
             **BOTH,
             "post-norm": said(norm_first=False),
+            "another epsilon of the final norm": said(final_norm_eps=1e-5),
+            "another epsilon of the norm of embeddings": said(embedding_norm_eps=1e-5),
             "no final norm": without("coder.norm.", final_norm=False),
             "a final norm of one stack": without("encoder.norm.", final_norm_in="decoder"),
             "no norm of embeddings": without("embedding_norm", embedding_norm=False),

@@ -180,6 +180,10 @@ def one_embedding_norm(module: Tutorial) -> None:
     module.core.encoder = AfterNorm(module.core.encoder)
 
 
+def another_epsilon(module: Tutorial) -> None:
+    module.core.encoder.norm.eps = module.core.decoder.norm.eps = 1e-3
+
+
 def without_positions(module: Tutorial) -> None:
     module.table.zero_()
 
@@ -191,6 +195,7 @@ def without_positions(module: Tutorial) -> None:
         (other_heads, {"n_heads": 2, "n_encoder_heads": 4}),
         (one_norm, {"final_norm": True, "final_norm_in": "decoder"}),
         (one_embedding_norm, {"embedding_norm": True, "embedding_norm_in": "encoder"}),
+        (another_epsilon, {"norm_eps": 1e-5, "final_norm_eps": 1e-3}),
         (without_positions, {"positions": "none"}),
     ],
 )
