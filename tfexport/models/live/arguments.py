@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -40,6 +41,14 @@ def is_of_target(name: str) -> bool:
     """Whether a parameter of this name is about the target."""
     lower = name.lower()
     return not {"y", "tar"}.isdisjoint(lower.split("_")) or any(word in lower for word in _TARGET)
+
+
+def of_tensorflow(name: str, names: Sequence[str]) -> str:
+    """The name of a mask in PyTorch's terms. Beside a `look_ahead_mask` for the target, TensorFlow's tutorial has a
+    `dec_padding_mask` for the keys of the source."""
+    lower = name.lower()
+    has_causal = any(word in other.lower() for other in names for word in _CAUSAL)
+    return "src_padding_mask" if has_causal and "dec" in lower and "pad" in lower else name
 
 
 @dataclass(frozen=True)

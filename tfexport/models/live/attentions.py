@@ -30,7 +30,7 @@ def read_attentions(graph: Graph, last: Product) -> list[Sublayer]:
         raise NotCanonical("attention without PyTorch's softmax: use torch.softmax in place of exp, sum and a division")
     readers = _readers(graph)
     outputs = _outputs(graph)
-    groups: dict[int, list[tuple[Node, Node]]] = defaultdict(list)
+    groups: dict[Product, list[tuple[Node, Node]]] = defaultdict(list)
     for softmax in graph.softmaxes:
         if softmax.index > last.index:
             continue
@@ -38,9 +38,9 @@ def read_attentions(graph: Graph, last: Product) -> list[Sublayer]:
         if mixing is None:
             raise NotCanonical("a softmax whose result multiplies no values", softmax.place)
         if mixing.index not in outputs:
-            raise NotCanonical("an attention without an output projection", mixing.place)
-        groups[outputs[mixing.index].index].append((softmax, mixing))
-    return [_attention(graph, graph.products[index], pairs) for index, pairs in groups.items()]
+            raise NotCanonical("an attention whose result no sum and no product reads", mixing.place)
+        groups[outputs[mixing.index]].append((softmax, mixing))
+    return [_attention(graph, output, pairs) for output, pairs in groups.items()]
 
 
 def _readers(graph: Graph) -> dict[int, Node]:
@@ -59,13 +59,35 @@ def _readers(graph: Graph) -> dict[int, Node]:
 
 
 def _outputs(graph: Graph) -> dict[int, Product]:
-    """The output projection that reads each product of weights and values."""
+    """The output projection that reads each product of weights and values; without one, the identity."""
     outputs: dict[int, Product] = {}
-    for product in graph.products.values():
-        for end in graph.between(product.origin).ends:
-            if end.kind == "matmul":
-                outputs.setdefault(end.index, product)
+    for node in graph.nodes:
+        product = graph.products.get(node.index)
+        read = [] if product is None else [product]
+        if node.kind == "elementwise" and node.op == "add":  # the residual sum, if no projection was before
+            read = [_identity(given, node) for given in node.active if given.value.shape == node.value.shape]
+        for reader in read:
+            for end in graph.between(reader.origin).ends:
+                if end.kind == "matmul" and end.index not in outputs and _is_of_heads(graph, reader):
+                    outputs[end.index] = reader
     return outputs
+
+
+def _is_of_heads(graph: Graph, reader: Product) -> bool:
+    """Whether each element that a product reads is computed from one of the heads."""
+    try:
+        graph.back(reader.origin, ("matmul",))
+    except NotCanonical:
+        return False
+    return True
+
+
+def _identity(states: Input, node: Node) -> Product:
+    """What an operation reads [.., d_model], as the result of a product with the identity."""
+    assert states.origin is not None
+    origin, values = (t.reshape(-1, t.shape[-1]) for t in (states.origin, states.value))
+    before = replace(node, index=max(parents_of(origin), default=0))
+    return Product(before, origin, values, torch.eye(values.shape[1], dtype=values.dtype), None, values, origin)
 
 
 def _attention(graph: Graph, output: Product, pairs: Sequence[tuple[Node, Node]]) -> Sublayer:

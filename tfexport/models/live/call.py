@@ -26,6 +26,7 @@ from tfexport.models.live.arguments import (
     NamedBatch,
     is_of_source,
     is_of_target,
+    of_tensorflow,
     role_of,
 )
 from tfexport.models.live.ids import Ids
@@ -228,7 +229,7 @@ def _forward_ways(module: nn.Module, pair: tuple[str, str], pad: int, vocab: int
         def call(src: Tensor, tgt: Tensor) -> Tensor:
             arguments = Arguments(src, tgt, pad, values, axes)
             given: dict[str, Any] = dict.fromkeys(unknown)
-            given |= {name: arguments.named(name) for name in (*masks, *lengths)}
+            given |= {name: arguments.named(of_tensorflow(name, masks)) for name in (*masks, *lengths)}
             given |= dict(zip(pair, (src, tgt) if is_batch_first else (src.T, tgt.T), strict=True))
             shape = tgt.shape if is_batch_first else tgt.T.shape
             result = _logits(module, lambda: module(**given), tuple(shape), vocab)

@@ -18,6 +18,8 @@ from tfexport.models.live.tape import MADE, line_of_user
 
 _SHAPED_BY_VALUES = frozenset(("nonzero", "masked_select", "_unique", "_unique2", "unique_consecutive", "unique_dim"))
 """Operations whose values are seen in the shape of their result."""
+_CHECKS = MADE | {"aminmax"}
+"""Operations on whose result nothing depends: `one_hot` checks the range of ids with `aminmax`."""
 _READS_MEMORY = frozenset(("tolist", "numpy", "__array__"))
 """Methods that read the memory of a tensor, which is no operation."""
 
@@ -45,7 +47,7 @@ class _Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
         selects = name == "index" and any(tensor.dtype == torch.bool for tensor in read)  # as many rows as are true
         if not made or name in _SHAPED_BY_VALUES or selects:
             self.lines[line_of_user()] = None
-        elif name not in MADE:
+        elif name not in _CHECKS:
             self._dependent |= {tensor.untyped_storage()._cdata: tensor for tensor in made}
         return result
 

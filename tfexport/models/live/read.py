@@ -79,7 +79,7 @@ def read_module(module: nn.Module, options: ReadingOptions) -> LiveModel:
     widened = Widened(module)
     tags = tag(module)
     sizes = [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding)]
-    words = min([size for size in sizes if size >= _FEWEST_WORDS] or [2 * _FEWEST_WORDS])
+    words = min([size for size in sizes if size >= _FEWEST_WORDS], default=_FEWEST_WORDS)
     ids = Ids(options.pad_id, options.special_ids, dict.fromkeys(get_args(Side), words))
     call = find_call(module, ids, options.vocab, options.adapter)
     ids = replace(ids, start=options.bos_id if call.fixes_start else None)

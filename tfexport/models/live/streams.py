@@ -95,21 +95,35 @@ def read_stack(graph: Graph, other: Graph, side: Side, sublayers: Sequence[Subla
     return stack
 
 
+def embedding_projections(graph: Graph, sublayer: Sublayer) -> list[int]:
+    """The products between the embeddings and a sublayer: a matrix that each embedding is multiplied by (Lan et al. 2020,
+    section 3.1), or the one that one-hot vectors are multiplied by."""
+    ends = [end for end in graph.between(sublayer.first.origin).ends if end.kind == "product"]
+    return [
+        end.index
+        for end in ends
+        if {before.kind for before in graph.between(graph.products[end.index].origin).ends} == {"lookup"}
+    ]
+
+
 def _embedding(graph: Graph, other: Graph, side: Side, first: Sublayer) -> Embedding:
     """What two forwards with other ids share is not of the ids: the positions."""
     lookups = [node for node in graph.lookups if node.sides == {side}]
     if not lookups:
         raise NotCanonical(f"the ids of the {side} are looked up in no table as they are")
     lookup, d_model = lookups[0], first.first.states.shape[1]
-    table = lookup.constants[0]
-    if lookup.value.shape[-1] != d_model:
-        raise NotCanonical(f"embeddings of {lookup.value.shape[-1]} numbers in a model of {d_model}", lookup.place)
-    before, again = rows_of(lookup.value, d_model), rows_of(other.nodes[lookup.index].value, d_model)
-    assert before is not None
-    assert again is not None
+    table, start = lookup.constants[0], lookup
+    both = lookup, other.nodes[lookup.index]
+    before, again = (node.value.reshape(-1, table.shape[1]) for node in both)
+    for index in embedding_projections(graph, first):
+        weight, start = graph.products[index].weight, graph.nodes[index]
+        table = weight if lookup.op == "one_hot" else table @ weight  # the matrix itself follows the parameters
+        before, again = before @ weight, again @ weight
+    if table.shape[1] != d_model:
+        raise NotCanonical(f"embeddings of {table.shape[1]} numbers in a model of {d_model}", lookup.place)
     moves, last = before - again, None
     nodes = graph.between(first.first.origin).nodes
-    for node in (lookup, *nodes):
+    for node in (start, *nodes):
         values, others = rows_of(node.value, d_model), rows_of(other.nodes[node.index].value, d_model)
         if values is None or others is None or values.shape != before.shape:
             continue

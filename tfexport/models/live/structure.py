@@ -16,7 +16,7 @@ from tfexport.models.live.feed_forwards import read_feed_forwards
 from tfexport.models.live.fits import Norm, NormKind, affine, exact, is_close
 from tfexport.models.live.products import Graph, Product
 from tfexport.models.live.recording import Call, record
-from tfexport.models.live.streams import Embedding, Stack, read_stack
+from tfexport.models.live.streams import Embedding, Stack, embedding_projections, read_stack
 from tfexport.models.live.sublayers import Scaled, Sublayer
 from tfexport.models.live.tape import constants_in
 
@@ -57,6 +57,7 @@ def read_structure(call: Call, ids: Callable[[int, int], Tensor]) -> Structure:
     last, output, returns = _output(graph)
     attentions = read_attentions(graph, last)
     used = {last.index} | {index for attention in attentions for index in _products_of(graph, attention)}
+    used |= {index for attention in attentions for index in embedding_projections(graph, attention)}
     rest = [product for index, product in graph.products.items() if index not in used]
     sublayers = sorted([*attentions, *read_feed_forwards(graph, rest)], key=lambda sublayer: sublayer.last.index)
     crosses = [sublayer for sublayer in attentions if sublayer.kind == "cross"]
@@ -65,12 +66,30 @@ def read_structure(call: Call, ids: Callable[[int, int], Tensor]) -> Structure:
     memory = crosses[0].memory
     assert memory is not None
     for cross in crosses:
-        assert cross.memory is not None
-        if not is_close(cross.memory.states, memory.states):
-            raise NotCanonical("layers of the decoder read different states of the encoder", cross.place)
+        _fold_memory(cross, memory)
     encoder = read_stack(graph, other, "encoder", [s for s in sublayers if s.last.length == SOURCE], memory)
     decoder = read_stack(graph, other, "decoder", [s for s in sublayers if s.last.length == TARGET], last)
     return _assembled((encoder, decoder), sublayers, output, returns)
+
+
+def _fold_memory(cross: Sublayer, memory: Product) -> None:
+    """Let a cross-attention read `memory`, the states that the first one reads.
+
+    Each layer may have a norm of the encoder's states. They differ by a factor and a bias for each feature alone.
+
+    Raises:
+        NotCanonical: it reads other states.
+    """
+    assert cross.memory is not None
+    if is_close(cross.memory.states, memory.states):
+        return
+    fit = affine(memory.states, cross.memory.states)
+    if fit is None:
+        raise NotCanonical("layers of the decoder read different states of the encoder", cross.place)
+    for name in ("key", "value"):
+        weight, bias = cross.weights[f"{name}.weight"].value, cross.weights[f"{name}.bias"].value
+        cross.weights[f"{name}.weight"] = Scaled(weight * fit.factor)
+        cross.weights[f"{name}.bias"] = Scaled(bias + weight @ fit.bias)
 
 
 def _products_of(graph: Graph, attention: Sublayer) -> set[int]:

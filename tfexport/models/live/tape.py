@@ -59,6 +59,9 @@ MADE = frozenset(
     )
 )
 """Operations whose result does not depend on the values of their inputs."""
+_SCATTERS = frozenset(("scatter", "scatter_"))
+_MOST_ONE_HOT = 8192
+"""Largest vocabulary of one-hot vectors: the identity has the square of it."""
 _LOOKUPS = frozenset(("embedding", "index_select", "index"))
 
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent.parent), "<")
@@ -155,6 +158,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.moved_lookup = ""
         """The line that looks up ids in another order or number than that of the call."""
         self._memory: dict[int, _Memory] = {}
+        self._one_hot: dict[int, Input] = {}
+        """The ids of one-hot vectors, by their storage."""
         self._id_sizes: dict[Side, int] = {"encoder": src_ids.numel(), "decoder": tgt_ids.numel()}
         # Ids have origins as if they were results of two operations before all others: -2 and -3.
         for mark, ids in ((_SRC, src_ids), (_TGT, tgt_ids)):
@@ -203,8 +208,14 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._look_up(name, inputs, given, results[0])
         elif name.startswith("index_put") and origins[id(args[2])] is None:  # a mask: scores[hidden] = -inf
             self._node(name, inputs, given, results[0])
+        elif name in _SCATTERS and len(args) == 4 and args[3] == 1 and inputs[0].is_constant:
+            self._one_hot[results[0].untyped_storage()._cdata] = inputs[-1]
+            self._write(results[0], inputs[-1].origin.expand(results[0].shape))  # type: ignore[union-attr]
+            self._look_up_one_hot(results[0], results[0])
         elif name in _MOVES:
             self._move(func, name, args, named, results, origins)
+        elif name == "_to_copy" and tensors[0].untyped_storage()._cdata in self._one_hot:
+            self._look_up_one_hot(tensors[0], results[0])
         elif name == "_to_copy":
             if results[0].is_floating_point() or not tensors[0].is_floating_point():
                 self._write(results[0], origins[id(tensors[0])])  # type: ignore[arg-type]
@@ -270,6 +281,13 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.moved_lookup = line_of_user()
             return
         self._node(op, inputs, args, result, side)
+
+    def _look_up_one_hot(self, vectors: Tensor, result: Tensor) -> None:
+        """One-hot vectors of ids, as numbers: rows of the identity."""
+        if result.is_floating_point() and result.shape[-1] <= _MOST_ONE_HOT:
+            table = Input(torch.eye(result.shape[-1], dtype=result.dtype), None)
+            ids = self._one_hot[vectors.untyped_storage()._cdata]
+            self._look_up("one_hot", [table, ids], (), result)
 
     def _move(
         self, func: Any, name: str, args: Any, named: Any, results: Sequence[Tensor], origins: dict[int, Tensor | None]
