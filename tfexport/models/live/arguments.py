@@ -74,8 +74,7 @@ class Arguments:
         is_padding = "pad" in lower or ("attention_mask" in lower and self.axes == 2)
         is_causal = not is_padding and self._is_of_target_attention(lower)
         if is_padding:
-            keep = self._ids(name) != self.pad
-            keep = keep if self.values in ("hide", "add") else self._with_axes(keep)
+            keep = self._with_axes(self._ids(name) != self.pad)
         elif "memory" in lower:
             return None
         elif is_causal:

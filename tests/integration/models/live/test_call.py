@@ -70,6 +70,15 @@ class FourAxes(Base):
         return self.decode(self.encode(src, src_mask[:, 0, 0]), tgt, tgt_mask[0, 0])
 
 
+class OfTensorFlow(Base):
+    """Masks have 1 where a key is hidden, and the decoder's mask of padding is that of the source."""
+
+    def forward(self, inp: Tensor, tar: Tensor, look_ahead_mask: Tensor, dec_padding_mask: Tensor) -> Tensor:
+        assert dec_padding_mask.shape == (len(inp), 1, 1, inp.shape[1])
+        memory = self.encode(inp, ~dec_padding_mask[:, 0, 0])
+        return self.decode(memory, tar, ~look_ahead_mask[0, 0])
+
+
 class Lengths(Base):
     def forward(self, src: Tensor, tgt: Tensor, src_len: Tensor) -> Tensor:
         return self.decode(self.encode(src, torch.arange(src.shape[1]) < src_len[:, None]), tgt, causal(tgt))
@@ -154,6 +163,7 @@ def found(module: nn.Module, **options: Any) -> WorkingCall:
         (TargetFirst, "forward(src, tgt), batch first"),
         (Hidden, "(hide, 2 axes)), batch first"),
         (FourAxes, "(int, 4 axes)), batch first"),
+        (OfTensorFlow, "(hide, 4 axes)), batch first"),
         (Lengths, "forward(src, tgt, src_len), batch first"),
         (ShortNames, "forward(x, y, x_len, y_len), batch first"),
         (OfBatch, "with a dict of tensors"),
