@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from tfexport.models.dispatch import DispatchMode
 
 _EXACT = (F.embedding,)
 """Functions that only copy numbers. Their results are widened, not the tables that they read."""
@@ -102,7 +103,7 @@ _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 _OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 
 
-class Widening(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Widening(DispatchMode):
     """A mode that computes in float64 where code requests a narrower type, and records the lines of that code.
 
     It is for modules of other authors, whose weights are already float64. Attention with a float32 softmax differs from

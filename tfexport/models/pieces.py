@@ -59,4 +59,5 @@ def assembled(pieces: Sequence[Piece], weights: Mapping[str, Tensor], shape: Seq
     (first, *others) = pieces
     if not others and first.is_whole(weights[first.name]):
         return weights[first.name].reshape(shape)
-    return torch.cat([piece.of(weights[piece.name]) for piece in pieces]).reshape(shape)
+    rows = [piece.of(weights[piece.name]) for piece in pieces]
+    return (torch.cat(rows) if others else rows[0]).reshape(shape)  # one piece needs no copy

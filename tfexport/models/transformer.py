@@ -109,7 +109,7 @@ class Transformer(nn.Module):
         """The output projection [vocab, d_model]; with `tie_output` it is the target embedding matrix."""
         return self.target_table() if self.output_weight is None else self.output_weight
 
-    def _logits(self, states: Tensor) -> Tensor:
+    def logits(self, states: Tensor) -> Tensor:
         """Logits of `states` [..., d_model]: float64 for a model in float64, else float32, for any type of output matrix."""
         weight = self.output_matrix()
         logits = F.linear(self.decoder.norm(states).to(weight.dtype), weight, self.output_bias)
@@ -128,7 +128,11 @@ class Transformer(nn.Module):
 
         Logits at position t predict token t + 1. They do not depend on later tokens or on padding.
         """
-        return self._teacher_forced(src_ids, src_len, tgt_ids)[0]
+        return self.logits(self.states(src_ids, src_len, tgt_ids))
+
+    def states(self, src_ids: Tensor, src_len: Tensor, tgt_ids: Tensor) -> Tensor:
+        """The states [batch, tgt, d_model] of `forward`, before `logits`: a large vocabulary may be computed in parts."""
+        return self._forced(self.encode(src_ids, src_len), src_len, tgt_ids)[0]
 
     def _maps(self, queries: list[Tensor], cross: list[KeyValue], mask: Tensor) -> list[Tensor]:
         """The cross-attention weights [batch, heads, queries, src] of each layer."""
@@ -139,19 +143,13 @@ class Transformer(nn.Module):
 
     def forward_with_attention(self, src_ids: Tensor, src_len: Tensor, tgt_ids: Tensor) -> tuple[Tensor, list[Tensor]]:
         """`forward` that also returns the cross-attention weights [batch, heads, tgt, src] of each layer."""
-        logits, cross, queries = self._teacher_forced(src_ids, src_len, tgt_ids)
-        return logits, self._maps(queries, cross, length_mask(src_len, src_ids.shape[1]))
-
-    def _teacher_forced(
-        self, src_ids: Tensor, src_len: Tensor, tgt_ids: Tensor
-    ) -> tuple[Tensor, list[KeyValue], list[Tensor]]:
         cross = self.encode(src_ids, src_len)
-        logits, queries = self._forced(cross, src_len, tgt_ids)
-        return logits, cross, queries
+        states, queries = self._forced(cross, src_len, tgt_ids)
+        return self.logits(states), self._maps(queries, cross, length_mask(src_len, src_ids.shape[1]))
 
     def forced(self, cross: list[KeyValue], src_len: Tensor, tgt_ids: Tensor) -> Tensor:
         """`forward` with `cross`, the result of `encode` for the same sources."""
-        return self._forced(cross, src_len, tgt_ids)[0]
+        return self.logits(self._forced(cross, src_len, tgt_ids)[0])
 
     def _forced(self, cross: list[KeyValue], src_len: Tensor, tgt_ids: Tensor) -> tuple[Tensor, list[Tensor]]:
         position = torch.arange(tgt_ids.shape[1], device=tgt_ids.device)
@@ -162,7 +160,7 @@ class Transformer(nn.Module):
         for layer, memory in zip(self.decoder.layers, cross, strict=True):
             states, _, queries = layer(states, causal, memory, cross_mask, None, position, write_cache)
             all_queries.append(queries)
-        return self._logits(states), all_queries
+        return states, all_queries
 
     def empty_cache(self, rows: int, cache: int) -> list[KeyValue]:
         """A zeroed self-attention cache of `cache` slots for each layer. A NaN in it would spread into the outputs."""
@@ -212,7 +210,7 @@ class Transformer(nn.Module):
             states, new, queries = layer(states, mask, memory, cross_mask, old, position, write)
             present.append(new)
             all_queries.append(queries)
-        return self._logits(states[:, 0]), present, all_queries
+        return self.logits(states[:, 0]), present, all_queries
 
 
 def _like_output(config: ModelConfig) -> Tensor:

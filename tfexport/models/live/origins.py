@@ -90,7 +90,8 @@ def tag(module: nn.Module, seed: int = 0) -> Tags:
         seen.add(key)
         with torch.no_grad():
             if parameter.dim() > 1:
-                parameter.normal_(0, max(1, parameter[0].numel()) ** -0.5, generator=generator)
+                width = (3 / max(1, parameter[0].numel())) ** 0.5
+                parameter.uniform_(-width, width, generator=generator)
             else:
                 parameter.uniform_(0.5, 1.5, generator=generator)
                 if parameter.dim() == 1:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tfexport.models.dispatch import DispatchMode
 from tfexport.models.float64 import InFloat64
 from tfexport.models.live.call import WorkingCall
 from tfexport.models.live.errors import NotCanonical
 from tfexport.models.live.ids import Ids
 from tfexport.models.live.proof import largest_difference, logits_of
+from tfexport.models.live.recording import eagerly
 from tfexport.models.live.sequences import Pairs, of_several_lengths, random_pairs
 from tfexport.models.transformer import Transformer
 
@@ -60,7 +61,7 @@ class Widened:
             parameter.data = self.parameters[name]
 
 
-class _NarrowestType(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _NarrowestType(DispatchMode):
     """A mode that notices the narrowest floating-point type of all results."""
 
     def __init__(self) -> None:
@@ -91,7 +92,7 @@ def doubts_in_own_types(call: WorkingCall, model: Transformer, returns: str, ids
     try:
         for pairs in of_several_lengths(model, ids, call):
             theirs, exact = _own(call, pairs, mode), _exact(model, returns, pairs)
-            difference, _ = largest_difference(theirs, exact, pairs)
+            difference, _ = largest_difference(theirs, _rows_of(exact), pairs)
             if difference > _TOLERANCES[mode.type] and difference > _MOST_ROUNDING * _rounding(model, returns, pairs):
                 about = f"in {_name(mode.type)}, its logits differ by {difference:.1e} from those in float64"
                 raise DependsOnType(f"{about}, as with a branch on the type")
@@ -116,7 +117,7 @@ class _Fails(Exception):
 def _own(call: WorkingCall, pairs: Pairs, mode: _NarrowestType) -> Tensor:
     """What the module gives in its own types."""
     try:
-        with mode, warnings.catch_warnings():
+        with eagerly(), mode, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of PyTorch about its fast path, which the user knows
             return call.call(pairs.src, pairs.tgt)
     except Exception as error:  # whatever the user's code raises
@@ -133,15 +134,20 @@ def _exact(model: Transformer, returns: str, pairs: Pairs) -> Tensor:
 def _rounding(model: Transformer, returns: str, pairs: Pairs) -> float:
     """The largest difference of the canonical model's own logits in float32."""
     exact = _exact(model, returns, pairs)
-    return largest_difference(logits_of(model.float(), returns, pairs), exact, pairs)[0]
+    return largest_difference(logits_of(model.float(), returns, pairs), _rows_of(exact), pairs)[0]
 
 
 def _hides_padding(call: WorkingCall, model: Transformer, returns: str, ids: Ids, mode: _NarrowestType) -> bool:
     """Whether the module hides padding within a target, which the canonical model reads as any other token."""
     pairs = random_pairs(model, ids, call, [5], [5])
     pairs.tgt[:, 2:-1] = ids.pad
-    difference, _ = largest_difference(_own(call, pairs, mode), _exact(model, returns, pairs), pairs)
+    exact = _exact(model, returns, pairs)
+    difference, _ = largest_difference(_own(call, pairs, mode), _rows_of(exact), pairs)
     return difference > _TOLERANCES[mode.type]
+
+
+def _rows_of(logits: Tensor) -> Callable[[Tensor], Tensor]:
+    return logits.flatten(0, 1).__getitem__
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -8,7 +8,7 @@ deviates at none of these inputs passes: it is a test, though a hard one.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -126,18 +126,26 @@ def prove(
 
 def logits_of(model: Transformer, returns: str, pairs: Pairs) -> Tensor:
     """What the canonical model gives for pairs, in the form of the module's result; [batch, tgt, vocab]."""
-    logits = model(pairs.src, torch.tensor(pairs.src_lengths), pairs.tgt)
+    return _in_form(model(pairs.src, torch.tensor(pairs.src_lengths), pairs.tgt), returns)
+
+
+def _in_form(logits: Tensor, returns: str) -> Tensor:
     if returns == "logits":
         return logits
     return logits.log_softmax(-1) if returns.startswith("log") else logits.softmax(-1)
 
 
-def largest_difference(theirs: Tensor, ours: Tensor, pairs: Pairs) -> tuple[float, int]:
-    """The largest difference of logits at real target tokens, relative to 1 + their size, and its row in [batch * tgt]."""
+def largest_difference(theirs: Tensor, ours: Callable[[Tensor], Tensor], pairs: Pairs) -> tuple[float, int]:
+    """The largest difference of logits at real target tokens, relative to 1 + their size, and its row in [batch * tgt].
+
+    Args:
+        theirs: [batch, tgt, vocab]
+        ours: gives the rows [rows, vocab] with these indices in [batch * tgt].
+    """
     error, place = 0.0, 0
     rows = pairs.is_real.flatten().nonzero()[:, 0]
     for part in torch.split(rows, ROWS):  # type: ignore[no-untyped-call]  # copies of all logits need much memory
-        expected, given = theirs.flatten(0, 1)[part].double(), ours.flatten(0, 1)[part]
+        expected, given = theirs.flatten(0, 1)[part].double(), ours(part)
         # For each logit alone: a huge one, as of an id that may not come, must not hide a difference of the others.
         difference = ((expected - given).abs() / (1 + expected.abs())).amax(1).nan_to_num(math.inf)
         if difference.max() > error:
@@ -155,7 +163,12 @@ def _compare(call: WorkingCall, model: Transformer, returns: str, pairs: Pairs) 
     with plain_operations():
         theirs = call.call(pairs.src, pairs.tgt)
     with InFloat64():
-        ours = logits_of(model, returns, pairs)
+        states = model.states(pairs.src, torch.tensor(pairs.src_lengths), pairs.tgt).flatten(0, 1)
+
+    def ours(rows: Tensor) -> Tensor:
+        with InFloat64():
+            return _in_form(model.logits(states[rows]), returns)
+
     error, place = largest_difference(theirs, ours, pairs)
     if error > TOLERANCE:
         row = place // pairs.tgt.shape[1]

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tfexport.models.dispatch import DispatchMode
 from tfexport.models.live.recording import Call, plain_operations
 from tfexport.models.live.tape import MADE, line_of_user
 
@@ -24,7 +24,7 @@ _READS_MEMORY = frozenset(("tolist", "numpy", "__array__"))
 """Methods that read the memory of a tensor, which is no operation."""
 
 
-class _Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Reads(DispatchMode):
     """A mode that notes the lines that read values of tensors that depend on the ids."""
 
     def __init__(self, *ids: Tensor):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,13 +47,18 @@ class _Float32Epsilon(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def eagerly() -> contextlib.AbstractContextManager[object]:
+    """A context in which `torch.compile` compiles nothing. Only code that uses it has imported the compiler."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
+
+
 @contextlib.contextmanager
 def plain_operations() -> Iterator[None]:
-    """A context in which attention is computed in separate operations, in float64."""
+    """A context in which attention is computed in separate operations, in float64. Compiled functions run uncompiled."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), widened(), _Float32Epsilon():
+        with torch.no_grad(), eagerly(), sdpa_kernel(SDPBackend.MATH), widened(), _Float32Epsilon():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)

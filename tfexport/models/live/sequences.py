@@ -15,7 +15,7 @@ from tfexport.models.transformer import Transformer
 
 ROWS = 64
 """Number of sequences, or rows of logits, that are compared at once."""
-_EFFORT = 2e11
+_EFFORT = 5e10
 """Multiplications that each of two checks with many short sequences may take. A small model gets all lengths and ids."""
 _MOST_ALONE = 512
 """Number of ids that are tried in a batch of their own."""

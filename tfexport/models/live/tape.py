@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tfexport.config import Side
+from tfexport.models.dispatch import DispatchMode
 from tfexport.models.live.errors import NotCanonical
 
 Kind = Literal["elementwise", "lookup", "product", "matmul", "softmax"]
@@ -143,7 +143,7 @@ class _Memory:
     kept: Tensor = field(repr=False)
 
 
-class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Tape(DispatchMode):
     """Records a forward of batch size 1; see the module's docstring."""
 
     def __init__(self, src_ids: Tensor, tgt_ids: Tensor, *, until: Callable[[Node], bool] | None = None):

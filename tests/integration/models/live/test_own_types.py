@@ -119,3 +119,11 @@ def test_a_module_that_hides_padding_which_it_gives_itself_is_not_fully_confirme
     with torch.no_grad():
         module.out.bias[IDS["pad_id"]] = bonus - 50
     assert ("padding in outputs" in read(module).doubts) == (bonus > 50)
+
+
+def test_compiled_functions_run_uncompiled() -> None:
+    def refuse(graph: Any, inputs: Any) -> Any:
+        raise AssertionError("compiled")
+
+    doubled = torch.compile(lambda logits: logits * 2.0, backend=refuse)
+    assert read(Changed(lambda src, logits: doubled(logits))).proof.error < 1e-12
