@@ -49,7 +49,15 @@ def attend(
     from dataclasses import replace
 
     from tfexport.bundle.reader import open_bundle
-    from tfexport.decoding.attention_maps import Attention, Choice, attention_maps, labels_of, png, require_drawable
+    from tfexport.decoding.attention_maps import (
+        Attention,
+        Choice,
+        attention_maps,
+        labels_of,
+        plots,
+        png,
+        require_drawable,
+    )
     from tfexport.decoding.attention_page import page
     from tfexport.decoding.line_reader import Reader
     from tfexport.decoding.search import SearchOptions
@@ -58,6 +66,8 @@ def attend(
 
     if output.suffix not in (".html", ".png"):
         raise TfexportError(f"{output} is neither .html nor .png. Give one of them with -o.")
+    if output.suffix == ".png":
+        plots()  # before the long work
     if target is not None and (beam is not None or max_length is not None):
         raise TfexportError("--beam and --max-length are for decoding, but TARGETS are given. Leave them out.")
     require_one_stdin(source, target or Path())

@@ -75,7 +75,8 @@ def writing(
             as without an interruption, and their scores are the same to the last digit.
 
     Raises:
-        TfexportError: the output cannot be written, or `resume` finds lines of another run.
+        TfexportError: the output cannot be written, `resume` finds lines of another run, or lines of an earlier run would be
+            lost without `resume`.
     """
     if output is None:
         if resume:
@@ -90,6 +91,11 @@ def writing(
     partial, notes = files_beside(output)
     with _failures_told(output, f" The lines done so far are in {partial}."):
         with _opened_alone(partial) as file:
+            if not resume and file.seek(0, os.SEEK_END):
+                raise TfexportError(
+                    f"{partial} has the lines of an interrupted run. Continue it with --resume, or remove this file to "
+                    "begin again."
+                )
             done = _lines_to_keep(file, partial, notes, about, window) if resume else 0
             if not done:
                 # In this order: existing lines must never be next to the description of another run.

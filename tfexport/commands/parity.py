@@ -77,10 +77,13 @@ def parity(
     Without INPUT, random ids are decoded instead, and nothing is certified. With --checkpoint, the vocabularies are read
     from the files of the export, or given with the flags of `export`.
     """
+    from tfexport.verification.bleu_chrf import scorer
     from tfexport.verification.parity import check
 
     reference = _reference(directory, checkpoint, described)
     _check_report(report)
+    if targets is not None:
+        scorer()  # before the long comparison
     if source is not None and targets is not None:
         require_one_stdin(source, targets)
     with (
@@ -140,10 +143,14 @@ def _reference(directory: Path, checkpoint: Path | None, described: ReferenceOpt
 
 def _check_report(report: Path | None) -> None:
     """Raises TfexportError if the page cannot be written, before the long comparison begins."""
+    from tfexport.verification.page import plots
+
     if report is not None and not report.parent.is_dir():
         raise TfexportError(f"there is no folder {report.parent} for the page. Make it, or give another --report.")
     if report is not None and report.is_dir():
         raise TfexportError(f"{report} is a folder. Give a file for the page with --report.")
+    if report is not None:
+        plots()
 
 
 def _arranged(comparison: Comparison, batch_size: int) -> list[Invariance]:

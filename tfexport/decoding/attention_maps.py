@@ -13,7 +13,7 @@ from tfexport.config import ModelConfig
 from tfexport.decoding.attention_trace import resolve_layer
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import FloatArray, Runtime
-from tfexport.system.imports import import_failure
+from tfexport.system.imports import imported
 from tfexport.text.tokenizers import TextTokenizer
 
 if TYPE_CHECKING:
@@ -115,6 +115,16 @@ def shortened(label: str) -> str:
     return label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
 
 
+def plots() -> Any:
+    """The module `matplotlib.figure`, which draws PNG files.
+
+    Raises:
+        RuntimeUnavailable: matplotlib is not installed.
+    """
+    absent = "a PNG needs matplotlib, which is not installed: pip install 'tfexport[report]'. Or write .html."
+    return imported("matplotlib.figure", absent)
+
+
 def png(sentences: Sequence[Attention], choice: Choice) -> bytes:
     """A picture of all sentences, one under the other: a row of maps for each layer, sources across, outputs down.
 
@@ -122,15 +132,10 @@ def png(sentences: Sequence[Attention], choice: Choice) -> bytes:
         RuntimeUnavailable: matplotlib is not installed.
         TfexportError: the layer or head does not exist, or the picture would be too large.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        absent = "a PNG needs matplotlib, which is not installed: pip install 'tfexport[report]'. Or write .html."
-        raise import_failure(error, "matplotlib", absent) from error
     places, width, height = _placed(sentences, choice)
     if width * height * DPI**2 > MOST_PIXELS or max(width, height) * DPI > 2**16:
         raise TfexportError("the picture would be too large. Give --layer, --head or fewer lines, or write .html.")
-    figure = Figure(figsize=(width, height))
+    figure = plots().Figure(figsize=(width, height))
     for attention, title, weights, x, y, is_first in places:
         _draw(figure, attention, title, weights, (x, y), (width, height), labelled=is_first)
     out = io.BytesIO()

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from tfexport.system.imports import import_failure
+from tfexport.system.imports import imported
+
+
+def scorer() -> Any:
+    """The module `sacrebleu`.
+
+    Raises:
+        RuntimeUnavailable: it is not installed.
+    """
+    absent = "BLEU and chrF need sacrebleu, which is not installed: pip install 'tfexport[report]'."
+    return imported("sacrebleu", absent)
 
 
 @dataclass(frozen=True)
@@ -22,11 +33,7 @@ class Quality:
         Raises:
             RuntimeUnavailable: sacrebleu is not installed.
         """
-        try:
-            import sacrebleu
-        except ImportError as error:
-            absent = "BLEU and chrF need sacrebleu, which is not installed: pip install 'tfexport[report]'."
-            raise import_failure(error, "sacrebleu", absent) from error
+        sacrebleu = scorer()
         # `force`: otherwise sacrebleu warns of outputs with separated words, which a vocabulary of words produces.
         bleu = sacrebleu.corpus_bleu(list(outputs), [list(targets)], force=True)
         chrf = sacrebleu.corpus_chrf(list(outputs), [list(targets)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,16 @@ def test_the_command_writes_pictures(run: Run, aligned_bundle: Path) -> None:
     pytest.importorskip("matplotlib")
     assert run(aligned_bundle, "in", "-o", "a.png", "--beam", 3)[0] == 0
     assert Path("a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_without_matplotlib_is_refused_first(
+    run: Run, aligned_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setattr("tfexport.runtimes.load_runtime", None)
+    code, message = run(aligned_bundle, "in", "-o", "a.png")
+    assert code == 2
+    assert "a PNG needs matplotlib" in message
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,9 @@ def begun(path: Path, content: bytes, about: object = ABOUT) -> None:
 def test_lines_never_lie_beside_notes_of_something_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """A decode that begins anew over the lines of another one, killed as it begins, leaves nothing to be gone on with."""
+    """A decode that is killed as it begins, beside the notes of another one, leaves nothing that can be continued."""
     path = tmp_path / "out"
-    begun(path, b"of another\n", {**ABOUT, "bundle": "y"})
+    begun(path, b"", {**ABOUT, "bundle": "y"})
 
     def begin() -> None:
         with pytest.MonkeyPatch.context() as patches:
@@ -55,6 +55,16 @@ def test_lines_never_lie_beside_notes_of_something_else(
         assert out.done == 0
         print("one", file=out.file)
     assert path.read_bytes() == b"one\n"
+
+
+def test_lines_of_an_interrupted_run_are_not_discarded(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    begun(path, b"first\n")
+    with pytest.raises(TfexportError, match=r"out\.partial has the lines .* --resume, or remove"), writing(path, ABOUT):
+        pass
+    with writing(path, ABOUT, resume=True) as out:
+        assert out.done == 1
+    assert path.read_bytes() == b"first\n"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links need a privilege there")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -340,3 +341,19 @@ def test_parity_of_a_manifest_without_a_source_is_an_error(
     del manifest["source"]
     (own_bundle / "manifest.json").write_text(json.dumps(manifest))
     one_error(run("parity", own_bundle, "-", "--checkpoint", tiny_checkpoint.path, stdin=TEXT))
+
+
+@pytest.mark.parametrize(
+    ("flag", "module", "message"),
+    [
+        ("--report", "matplotlib.figure", "plots of a report need matplotlib"),
+        ("--targets", "sacrebleu", "need sacrebleu"),
+    ],
+)
+def test_a_missing_library_is_told_before_the_comparison(
+    flag: str, module: str, message: str, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr("tfexport.verification.parity.check", None)
+    result = run("parity", tmp_path, flag, tmp_path / "file.html")
+    assert message in one_error(result)
