@@ -217,14 +217,6 @@ def _certify(comparison: Comparison, refuted: Collection[tuple[str, Precision]])
         else:
             numbers = [report.summary() for report in reports]
             passed.append(certify(comparison.bundle, runtime, precision, numbers, comparison.inputs, comparison.source))
-    if passed and comparison.of_another_version:
-        say(
-            "note: not certified: another version of tfexport wrote this bundle, so its nodes were not compared. Export it "
-            "again with this version to certify it."
-        )
-        if not failed:
-            return
-        passed = []  # failures still take earlier certificates away
     try:
         path = write_certificates(comparison.bundle, passed, failed)
     except BundleError as error:

@@ -34,7 +34,6 @@ from tfexport.models.model import EncoderClassifier, Model
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import Transformer
 from tfexport.shortlist_contract import shortlist_graphs_of
-from tfexport.system.version import version
 
 
 @dataclass(frozen=True)
@@ -284,8 +283,6 @@ def _entry_mismatches(bundle: Bundle, specs: Mapping[tuple[str, str, str], contr
     They are read from the file, because `Bundle` leaves them out: nothing decodes with them, but other programs may.
     """
     manifest = json.loads((bundle.directory / MANIFEST).read_text(encoding="utf-8"))
-    if recorded_version(manifest) not in (None, version()):  # other versions may describe graphs in another way
-        return
     for entry in manifest["graphs"]:
         role, precision, dialect, file = (str(entry[name]) for name in ("role", "precision", "dialect", "file"))
         spec = specs.get((role, precision, dialect))
@@ -294,12 +291,6 @@ def _entry_mismatches(bundle: Bundle, specs: Mapping[tuple[str, str, str], contr
         difference = _first_difference(entry, json.loads(json.dumps(graph_entry(spec, bundle.config))))
         if difference is not None:
             yield Mismatch(MANIFEST, f"the entry of {file} differs from this version's in {difference}")
-
-
-def recorded_version(manifest: Mapping[str, Any]) -> str | None:
-    """The version of tfexport that a manifest names as its writer; None if it names none."""
-    versions = manifest.get("versions")
-    return versions.get("tfexport") if isinstance(versions, dict) else None
 
 
 def graph_specs(bundle: Bundle) -> dict[tuple[str, str, str], contract.GraphSpec]:

@@ -73,9 +73,6 @@ class Comparison:
     """Differences from the model in the weights files, the tokenizers and the manifest."""
     unknown: Sequence[str] = ()
     """The sides whose tokenizer was not compared, because the checkpoint has none."""
-    of_another_version: Sequence[str] = ()
-    """The files that another version of tfexport wrote: the nodes of such graphs, and the entries of graphs in such a
-    manifest, were not compared."""
     expected: Sequence[ExpectedReport] = ()
     """What each runtime and precision decodes, beside the outputs of the owner's own program."""
 
@@ -152,13 +149,7 @@ def check(
     writer = None if targets is None else Writer.of(bundle, "text")
     reference, source = TorchRuntime.from_bundle(bundle, threads=threads), "bundle"
     unknown: tuple[str, ...] = ()
-    mismatches, others = structure_mismatches(bundle)
-    mismatches += manifest_mismatches(bundle)
-    if others:
-        say(
-            f"note: another version of tfexport wrote {', '.join(others)}: values are compared, but not the nodes of these "
-            "graphs, nor what the manifest says of graphs"
-        )
+    mismatches = [*structure_mismatches(bundle), *manifest_mismatches(bundle)]
     if checkpoint is not None:
         read = checkpoint if isinstance(checkpoint, Reference) else Reference(checkpoint)
         afresh = _read_afresh(bundle, read, say)
@@ -198,7 +189,6 @@ def check(
         graphs,
         mismatches,
         unknown,
-        tuple(others),
         expected,
     )
 

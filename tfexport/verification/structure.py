@@ -6,43 +6,29 @@ one, or clips numbers beyond those of the inputs, computes the same on nearly al
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 
 import onnx
 import onnx_ir as ir
 
-from tfexport.bundle.reader import MANIFEST, Bundle
+from tfexport.bundle.reader import Bundle
 from tfexport.contract import weights_files
 from tfexport.exporter.graphs import emit
 from tfexport.graphs.stored_weights import StoredWeights
 from tfexport.system.version import version
-from tfexport.verification.files import Mismatch, graph_specs, recorded_version
+from tfexport.verification.files import Mismatch, graph_specs
 
 
-def structure_mismatches(bundle: Bundle) -> tuple[list[Mismatch], list[str]]:
-    """The graphs that differ from those of this version, and the files of another version, which are not compared.
-
-    A graph of another version than that of the manifest differs, too. A manifest of another version is one of the files:
-    its entries of graphs are not compared; see `files.manifest_mismatches`.
-    """
-    found, others = [], []
+def structure_mismatches(bundle: Bundle) -> list[Mismatch]:
+    """The graphs that differ from those that this version writes, whatever version they name as their writer."""
+    found = []
     specs = graph_specs(bundle)
-    recorded = recorded_version(json.loads((bundle.directory / MANIFEST).read_text(encoding="utf-8")))
     for graph in bundle.graphs:
         spec = specs.get((graph.role, graph.precision, graph.dialect))
         if spec is None or spec.file != graph.file:  # reported for the manifest
             continue
         try:
             written = onnx.load(bundle.directory / graph.file, load_external_data=False)
-            writer = written.producer_version if written.producer_name == "tfexport" else written.producer_name
-            if writer != version():
-                if writer == recorded:
-                    others.append(graph.file)
-                else:
-                    about = f"names {writer or 'nobody'} as its writer, and the manifest tfexport {recorded}"
-                    found.append(Mismatch(graph.file, about))
-                continue
             files = weights_files(bundle.config, graph.precision)
             stored = StoredWeights(*(bundle.directory / file for file in files))
             wanted = ir.to_proto(emit(spec, bundle.config, stored, bundle.in_float32.get(graph.precision, ())))
@@ -52,10 +38,11 @@ def structure_mismatches(bundle: Bundle) -> tuple[list[Mismatch], list[str]]:
             continue
         difference = next(_differences(written, wanted), None)
         if difference is not None:
-            found.append(Mismatch(graph.file, f"{difference} differs from this version's"))
-    if recorded not in (None, version()):
-        others.append(MANIFEST)
-    return found, others
+            about = f"{difference} differs from this version's"
+            if (writer := f"{written.producer_name} {written.producer_version}") != f"tfexport {version()}":
+                about = f"{about}. It names {writer.strip() or 'nobody'} as its writer: export the bundle again"
+            found.append(Mismatch(graph.file, about))
+    return found
 
 
 def _differences(written: onnx.ModelProto, wanted: onnx.ModelProto) -> Iterator[str]:

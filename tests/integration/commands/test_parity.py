@@ -162,23 +162,23 @@ def test_parity_asks_to_confirm_a_setting_that_the_checkpoint_contradicts(
     assert "certified in" in outcome.stderr
 
 
-def test_parity_does_not_certify_a_bundle_of_another_version(run: Run, own_bundle: Path) -> None:
-    """Its nodes are not compared, so a fault may remain that no value shows."""
+def test_parity_fails_for_a_fault_in_a_bundle_that_names_another_version(run: Run, own_bundle: Path) -> None:
     path = own_bundle / "manifest.json"
     manifest = json.loads(path.read_text())
     manifest["versions"]["tfexport"] = "0.0.9"
     for graph in own_bundle.glob("*.onnx"):
         model = onnx.load(graph, load_external_data=False)
         model.producer_version = "0.0.9"
+        if graph.name == "encoder.ort.onnx":
+            model.graph.node[0].name = "another"
         onnx.save(model, graph)
         manifest["files"][graph.name]["sha256"] = hashlib.sha256(graph.read_bytes()).hexdigest()
     path.write_text(json.dumps(manifest))
     outcome = run("parity", own_bundle, "-", "--beam", "1", stdin=TEXT)
-    assert outcome.code == 0, outcome.stdout
-    assert outcome.lines[-1] == "PASSED"
-    assert "note: another version of tfexport wrote " in outcome.stderr
-    assert outcome.stderr.splitlines()[-1].startswith("note: not certified: another version of tfexport wrote this")
-    assert not (own_bundle / "certificates.json").exists()
+    assert outcome.code == 1
+    assert outcome.lines[-1].startswith("FAILED")
+    assert "It names tfexport 0.0.9 as its writer" in outcome.stdout
+    assert "certified in" not in outcome.stderr
 
 
 @pytest.mark.thorough
