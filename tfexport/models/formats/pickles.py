@@ -45,6 +45,10 @@ _CONSTANTS: Mapping[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": Fals
 _MOST_STEPS = 10_000_000
 _MOST_BITS = 1024
 """Maximum size of an integer. Python refuses to print numbers of many thousands of digits, even in error messages."""
+_MOST_BITS_OF_A_KEY = 60
+"""Maximum size of an integer that is a key. The hash of a larger one is its remainder modulo 2**61 - 1."""
+_MOST_TUPLES = 4096
+"""Maximum number of keys that are tuples and do not begin with text."""
 _MOST_VIEWS = 16
 """Maximum number of uses of a file's numbers. Layers may share weights, but the conversion may copy each tensor."""
 _COSTS = {
@@ -132,7 +136,7 @@ class _Interpreter:
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
         self._copied = 0
-        self._viewed = self._stored = 0
+        self._viewed = self._stored = self._tuples = 0
         self._keys: set[str] = set()
 
     def run(self) -> Any:
@@ -179,9 +183,9 @@ class _Interpreter:
             case "LIST":
                 stack.append(self._since_mark())
             case "DICT":
-                stack.append(_pairs(self._since_mark()))
+                stack.append(self._pairs(self._since_mark()))
             case "FROZENSET":
-                stack.append(frozenset(map(_key, self._since_mark())))
+                stack.append(frozenset(map(self._key, self._since_mark())))
             case "APPEND":
                 self._extend(self._last(1))
             case "APPENDS" | "ADDITEMS":
@@ -236,7 +240,7 @@ class _Interpreter:
             case list() as target:
                 target.extend(values)
             case set() as target:
-                target.update(map(_key, values))
+                target.update(map(self._key, values))
             case InertObject() as target:
                 target.items.extend(values)
             case target:
@@ -247,7 +251,27 @@ class _Interpreter:
         entries = target.entries if isinstance(target, InertObject) else target
         if not isinstance(entries, dict):
             raise Refused(f"it puts entries into a {type(target).__name__}")
-        entries.update(_pairs(values))
+        entries.update(self._pairs(values))
+
+    def _pairs(self, values: list[Any]) -> dict[Any, Any]:
+        return {self._key(key): value for key, value in zip(values[::2], values[1::2], strict=True)}
+
+    def _key(self, value: Any) -> Any:
+        """A key of a dict or set. Nested keys are refused: they may be too deep for Python to hash.
+
+        Keys that all have one hash take quadratic time. A file can choose such numbers, because their hashes are not secret;
+        those of text are.
+        """
+        parts = value if isinstance(value, tuple) else (value,)
+        if not all(isinstance(part, str | bytes | int | float | InertClass | InertObject | None) for part in parts):
+            raise Refused(f"it has a {type(value).__name__} as a key")
+        if any(isinstance(part, int) and part.bit_length() > _MOST_BITS_OF_A_KEY for part in parts):
+            raise Refused(f"it has a number of more than {_MOST_BITS_OF_A_KEY} bits as a key")
+        if isinstance(value, tuple) and not (value and isinstance(value[0], str | bytes)):
+            self._tuples += 1
+            if self._tuples > _MOST_TUPLES:
+                raise Refused(f"it has more than {_MOST_TUPLES} tuples of numbers as keys")
+        return value
 
     def _make(self, made_by: Any, arguments: Any, named: Any = None) -> None:
         """The result of a call of a class or function: a plain value for known ones, or else a record."""
@@ -286,10 +310,10 @@ class _Interpreter:
             case "collections.OrderedDict" | "collections.Counter" | "builtins.dict", (dict() | list() as entries,):
                 self._copied += len(entries)
                 pairs = entries.items() if isinstance(entries, dict) else entries
-                return {_key(key): value for key, value in pairs}
+                return {self._key(key): value for key, value in pairs}
             case "builtins.list" | "builtins.set" | "builtins.frozenset", (list() | tuple() as values,):
                 self._copied += len(values)
-                return list(values) if path == "builtins.list" else {*map(_key, values)}
+                return list(values) if path == "builtins.list" else {*map(self._key, values)}
             case "torch.Size", (tuple() as sizes,):
                 return sizes
             case "_codecs.encode", (str() as text, "latin1"):  # bytes in protocol 2
@@ -333,18 +357,6 @@ def _tensor(stored: Tensor, begin: Any, sizes: Any, strides: Any) -> Tensor:
     if 0 not in sizes and (last >= len(stored) or prod(sizes) > len(stored)):
         raise Refused(f"a tensor of sizes {list(sizes)} is declared in a storage of {len(stored)}")
     return torch.empty(sizes, dtype=stored.dtype) if 0 in sizes else stored.as_strided(sizes, strides, begin)
-
-
-def _pairs(values: list[Any]) -> dict[Any, Any]:
-    return {_key(key): value for key, value in zip(values[::2], values[1::2], strict=True)}
-
-
-def _key(value: Any) -> Any:
-    """A key of a dict or set. Nested keys are refused: they may be too deep for Python to hash."""
-    parts = value if isinstance(value, tuple) else (value,)
-    if not all(isinstance(part, str | bytes | int | float | InertClass | InertObject | None) for part in parts):
-        raise Refused(f"it has a {type(value).__name__} as a key")
-    return value
 
 
 def _text(value: Any) -> str:
