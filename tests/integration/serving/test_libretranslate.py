@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from fastapi.testclient import TestClient
@@ -67,6 +70,27 @@ def test_forms_and_addresses_have_the_same_fields(client: TestClient, alone: Any
     assert client.post("/translate", data=fields).json() == wanted
     assert client.post("/translate", data=fields, files={"unread": b""}).json() == wanted
     assert client.post("/translate", params=fields).json() == wanted
+
+
+def test_forms_are_utf_8_with_or_without_escapes(client: TestClient, alone: Any) -> None:
+    words = {"Content-Type": "application/x-www-form-urlencoded"}
+    text = f"{LINES[0]} läuft"
+    wanted = {"translatedText": alone(text).text}
+    for q in (text.encode(), quote(text).encode()):
+        assert client.post("/translate", content=b"q=" + q + b"&source=de&target=en", headers=words).json() == wanted
+    refused = client.post("/translate", content=b"q=l\xe4uft&source=de&target=en", headers=words)
+    assert refused.status_code == 400
+    assert "Send it in UTF-8" in refused.json()["error"]
+
+
+def test_several_texts_of_a_form_are_all_translated(client: TestClient, alone: Any) -> None:
+    fields = {"q": LINES, "source": "de", "target": "en"}
+    wanted = {"translatedText": [alone(line).text for line in LINES]}
+    assert client.post("/translate", data=fields).json() == wanted
+    assert client.post("/translate", data=fields, files={"unread": b""}).json() == wanted
+    assert client.post("/translate", params=fields).json() == wanted
+    twice = client.post("/translate", data={**fields, "target": ["en", "fr"]})
+    assert (twice.status_code, "several target" in twice.json()["error"]) == (400, True)
 
 
 def test_alternatives_are_the_next_of_a_beam(client: TestClient, alone: Any) -> None:
@@ -164,6 +188,14 @@ def test_languages_detection_and_settings(client: TestClient) -> None:
 def address(quantized_bundle: Path) -> Iterator[str]:
     with served.process({"de-en": quantized_bundle}) as found:
         yield found
+
+
+def test_the_command_of_the_documentation_works(address: str, alone: Any) -> None:
+    page = (Path(__file__).parents[3] / "docs/guides/serve-api.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^curl localhost:8080/translate .*$", page, re.MULTILINE)
+    given = shlex.split(command.replace("localhost:8080", address))
+    answer = subprocess.run([given[0], "-sS", *given[1:]], capture_output=True, check=True, timeout=60)
+    assert json.loads(answer.stdout) == {"translatedText": alone("Ein Hund läuft.").text}
 
 
 def test_its_own_client_works(address: str, alone: Any) -> None:

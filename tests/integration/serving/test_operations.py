@@ -171,6 +171,8 @@ def test_a_key_may_be_in_the_body(catalog: Catalog, keys: Path) -> None:
     files = {name: (None, value) for name, value in {"q": "de5", "api_key": KEY}.items()}
     assert it.post("/form", json={"q": "de5", "api_key": KEY}).status_code == 200
     assert it.post("/form", data={"q": "de5", "api_key": KEY}).status_code == 200
+    words = {"Content-Type": "application/x-www-form-urlencoded"}
+    assert it.post("/form", content=f"q=läuft&api_key={KEY}".encode(), headers=words).status_code == 200
     if importlib.util.find_spec("python_multipart") is not None:
         assert it.post("/form", files=files).status_code == 200
     bad: list[dict[str, Any]] = [

@@ -8,21 +8,18 @@ import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import parse_qs
 
 from starlette.requests import Request
 from starlette.types import Message, Scope
 
 from tfexport.errors import TfexportError
+from tfexport.serving.http.forms import MOST_FIELDS, form_pairs
 from tfexport.system.regular_files import read_text
 
 SHORTEST = 16
 """The smallest number of characters of a key: shorter keys can be guessed."""
 
 _COMMENT = re.compile(r"(?:^|\s)#")
-
-MOST_FIELDS = 100
-"""The largest number of fields of a form."""
 
 
 class Keys:
@@ -88,8 +85,8 @@ async def key_in_body(scope: Scope, body: bytes) -> str | None:
     found: object
     if kind == "application/x-www-form-urlencoded":
         try:
-            found = parse_qs(body.decode("ascii"), max_num_fields=MOST_FIELDS).get("api_key", [None])[-1]
-        except ValueError:
+            found = dict(form_pairs(body)).get("api_key")
+        except TfexportError:
             return None
     elif kind == "multipart/form-data":
 
