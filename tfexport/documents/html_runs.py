@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from itertools import accumulate
 
@@ -129,6 +129,8 @@ class _Reader(HTMLParser):
         self._end = offset + len(part)
         self._lines = list(accumulate((len(line) + 1 for line in part.split("\n")), initial=offset))
         self._begun: list[tuple[str, str, int, bool]] = []
+        self._endless: dict[str, int] = {}
+        """The kinds of comments and sections that have no further end, with the length of the text that was searched."""
 
     def read(self, part: str) -> None:
         """Find the pieces.
@@ -141,6 +143,22 @@ class _Reader(HTMLParser):
         self.close()
         if end < len(part):
             self._begun.append(("text", "", self._end - len(part) + end, False))
+
+    def parse_comment(self, i: int, report: bool = True) -> int:
+        return self._parsed("--", super().parse_comment, i, report)
+
+    def parse_marked_section(self, i: int, report: bool = True) -> int:
+        return self._parsed(self.rawdata[i + 3 : i + 5].lower(), super().parse_marked_section, i, report)
+
+    def _parsed(self, kind: str, parse: Callable[[int, bool], int], i: int, report: bool) -> int:
+        """The end of a comment or a section; -1 without one. If one has no end, the later ones of its kind have none either:
+        to search it for each would take quadratic time."""
+        if self._endless.get(kind) == len(self.rawdata):
+            return -1
+        end = parse(i, report)
+        if end < 0:
+            self._endless[kind] = len(self.rawdata)
+        return end
 
     def _add(self, kind: str, name: str = "", *, kept: bool = False) -> None:
         line, column = self.getpos()

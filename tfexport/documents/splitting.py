@@ -19,6 +19,9 @@ LONGEST_QUOTATION = 300
 """Maximum length of a quotation in characters. sentencex does not split between two quotation marks or brackets, so a lone
 mark would make one sentence of everything up to the next mark. Longer quotations are split like other text."""
 
+_WINDOW = 4096
+"""Number of characters that sentencex gets at once, because its time is quadratic."""
+
 LINE_BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 """Characters that `str.splitlines` splits at."""
 
@@ -117,14 +120,26 @@ def _sentence_splitter(language: str | None) -> Callable[[str], list[int]]:
         raise import_failure(error, "sentencex", absent) from error
     code = re.split("[-_]", language or "en")[0].lower()
 
-    def bounds(line: str) -> list[int]:
+    def bounds_of(part: str) -> list[int]:
         try:
-            found: list[dict[str, Any]] = sentencex.get_sentence_boundaries(code, line)
+            sentences: list[dict[str, Any]] = sentencex.get_sentence_boundaries(code, part)
         except BaseException as error:
             if type(error).__module__ != "pyo3_runtime":  # a panic of Rust, which is no `Exception`
                 raise
-            return [len(line)]
-        return [one["end_index"] for one in found]
+            return [len(part)]
+        return [sentence["end_index"] for sentence in sentences]
+
+    def bounds(line: str) -> list[int]:
+        found: list[int] = []
+        start = 0
+        while start < len(line):
+            part = line[start : start + _WINDOW]
+            ends = bounds_of(part)
+            if start + _WINDOW < len(line):
+                ends = ends[:-1]  # the last sentence may continue after the window
+            found += [start + end for end in ends]
+            start = found[-1] if ends else start + (part.rfind(" ") + 1 or len(part))
+        return found
 
     def ends(line: str) -> list[int]:
         plain, start = _WIDE_SPACE.sub(" ", _SURROGATE.sub("\ufffd", line)), 0
