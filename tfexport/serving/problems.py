@@ -86,7 +86,7 @@ def answer_problems(app: FastAPI, on_full: Callable[[QueueFullError], None] = la
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        return Problem(422, "; ".join(_said(one) for one in error.errors()[:5])).response()
+        return Problem(422, "; ".join(_said(one) for one in error.errors()[:3])).response()
 
     @app.exception_handler(HTTPException)
     async def _other(_: Request, error: HTTPException) -> JSONResponse:

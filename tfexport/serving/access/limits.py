@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tfexport.errors import QueueFullError
 from tfexport.serving.access.keys import Keys, key_in_body, key_in_headers
 from tfexport.serving.catalog import Catalog
-from tfexport.serving.http.bodies import ClientGoneError, read_body, run_while_there
+from tfexport.serving.http.bodies import ClientGoneError, check_values, read_body, run_while_there
 from tfexport.serving.options import ServerOptions
 from tfexport.serving.problems import Problem
 from tfexport.serving.record import current_record
@@ -134,6 +134,7 @@ class Limits:
             await self._count(_client_of(scope))
         most, seconds = self._options.max_body, self._options.receive_timeout
         body = await read_body(scope, receive, most=most, seconds=seconds)
+        check_values(scope, body)
         if needs_key and name is None and self._keys is not None:
             name = self._keys.name_of(await key_in_body(scope, body))
             await self._count(name or _client_of(scope))

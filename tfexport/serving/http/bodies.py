@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import suppress
+from itertools import islice
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -14,6 +17,13 @@ DISCARDED = 4
 """A body that is too large is read up to this multiple of the limit, because many clients do not read while they send."""
 
 CLOSE = {"Connection": "close"}
+_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+
+
+MOST_VALUES = 2**18
+"""The largest number of values in a JSON body. A value of 3 bytes takes some 100 bytes of memory."""
+_MARK = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[,:\[{]', re.DOTALL)
+"""A string, or a character that begins or divides values. A value has one or two of them."""
 
 
 class ClientGoneError(Exception):
@@ -51,6 +61,21 @@ async def read_body(scope: Scope, receive: Receive, *, most: int, seconds: float
     if size > most:
         raise too_large
     return b"".join(parts)
+
+
+def check_values(scope: Scope, body: bytes) -> None:
+    """Raise HTTPException (413) if JSON has so many values that it takes far more memory and time than its size.
+
+    The values are counted before anything is parsed.
+    """
+    headers = Headers(scope=scope)
+    if headers.get("content-type", "").strip().lower().startswith(_FORMS):
+        return
+    length = headers.get("inference-header-content-length", "")  # binary tensors follow the JSON
+    text = body[: int(length)] if length.isdecimal() else body
+    at_most = sum(map(text.count, (b",", b"[", b"{", b":")))  # with those in strings
+    if at_most > MOST_VALUES and any(True for _ in islice(_MARK.finditer(text), 2 * MOST_VALUES, None)):
+        raise HTTPException(413, f"this request has more than {MOST_VALUES:,} values. Send fewer at once.", CLOSE)
 
 
 async def run_while_there(app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:

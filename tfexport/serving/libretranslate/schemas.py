@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
@@ -13,7 +13,9 @@ from tfexport.serving.v1.schemas import MOST_TEXTS
 class LibreRequest(BaseModel):
     """A request to `/translate`. Other fields are ignored."""
 
-    q: str | list[str] = Field(description="Text to translate, of any number of lines, or several texts.")
+    q: str | Annotated[list[str], Field(fail_fast=True, max_length=MOST_TEXTS)] = Field(
+        description="Text to translate, of any number of lines, or several texts."
+    )
     source: str = Field(description="Code of the source language; auto if only one has this target.", max_length=20)
     target: str = Field(description="Code of the target language.", max_length=20)
     format: Literal["text", "html"] = Field(default="text", description="With html, tags and attributes are kept.")

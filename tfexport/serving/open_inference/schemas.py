@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -12,13 +12,15 @@ from tfexport.serving.v1.schemas import MOST_TEXTS, SEARCH_FIELDS, SearchRequest
 _MICROSECONDS = 1e-6
 
 MOST_AXES = 8
+MOST_TENSORS = 64
+"""The largest number of inputs or outputs of a request."""
 
 
 class InferInput(BaseModel):
     """A tensor of a request."""
 
     name: str
-    shape: list[int] = Field(min_length=1, max_length=MOST_AXES)
+    shape: Annotated[list[int], Field(fail_fast=True, min_length=1, max_length=MOST_AXES)]
     datatype: str
     parameters: dict[str, Any] | None = None
     data: list[Any] | None = Field(default=None, description="Strings; if missing, binary data follows the JSON.")
@@ -36,8 +38,10 @@ class InferRequest(BaseModel):
 
     id: str | None = None
     parameters: dict[str, Any] | None = None
-    inputs: list[InferInput] = Field(min_length=1)
-    outputs: list[InferOutput] | None = Field(default=None, description="Requested outputs; by default all.")
+    inputs: Annotated[list[InferInput], Field(fail_fast=True, min_length=1, max_length=MOST_TENSORS)]
+    outputs: Annotated[list[InferOutput], Field(fail_fast=True, max_length=MOST_TENSORS)] | None = Field(
+        default=None, description="Requested outputs; by default all."
+    )
 
 
 class InferTensor(BaseModel):

@@ -30,6 +30,9 @@ MOST_TEXTS = 1024
 MOST_PHRASES = 100
 """The largest number of required phrases of a sentence."""
 
+MOST_TOKENS = 2**16
+"""The largest number of tokens of a sentence, or of an option such as `suppress`."""
+
 MOST_TERMS = 1024
 """The largest number of entries in the glossary of a request."""
 
@@ -76,7 +79,8 @@ def _value_type(hint: Any, *, tokens: bool) -> Any:
             inner = tuple(_value_type(part, tokens=tokens) for part in parts)
             return tuple[inner]  # type: ignore[valid-type]
         item = _value_type(parts[0], tokens=tokens)
-        return list[item] | str if tokens else list[item]  # type: ignore[valid-type]
+        several = Annotated[list[item], Field(fail_fast=True, max_length=MOST_TOKENS)]  # type: ignore[valid-type]
+        return several | str if tokens else several
     return hint
 
 
@@ -136,20 +140,26 @@ class Addressed(Strict):
         return {"bulk": self.priority == "bulk", "timeout": self.timeout}
 
 
-TextList = Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
-
-Phrases = Annotated[list[str], Field(max_length=MOST_PHRASES)]
-Constraints = Phrases | Annotated[list[Phrases], Field(max_length=MOST_TEXTS)]
+# A list ends at its first wrong item: a list of errors would be much larger than the request.
+TextList = Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MOST_TEXTS)]
+TokenLists = Annotated[
+    list[Annotated[list[str], Field(fail_fast=True, max_length=MOST_TOKENS)]],
+    Field(fail_fast=True, min_length=1, max_length=MOST_TEXTS),
+]
+IdLists = Annotated[
+    list[Annotated[list[int], Field(fail_fast=True, max_length=MOST_TOKENS)]],
+    Field(fail_fast=True, min_length=1, max_length=MOST_TEXTS),
+]
+Phrases = Annotated[list[str], Field(fail_fast=True, max_length=MOST_PHRASES)]
+Constraints = Phrases | Annotated[list[Phrases], Field(fail_fast=True, max_length=MOST_TEXTS)]
 
 
 class TranslateRequest(Addressed, SearchRequest):  # type: ignore[valid-type, misc]
     """Sentences to translate, with all options of a search."""
 
     text: str | TextList | None = Field(None, description="A sentence, or several.")
-    tokens: Annotated[list[list[str]], Field(min_length=1, max_length=MOST_TEXTS)] | None = Field(
-        None, description="Instead of text: the tokens of each sentence."
-    )
-    ids: Annotated[list[list[int]], Field(min_length=1, max_length=MOST_TEXTS)] | None = Field(
+    tokens: TokenLists | None = Field(None, description="Instead of text: the tokens of each sentence.")
+    ids: IdLists | None = Field(
         None, description="Instead of text: the ids of each sentence, as the encoder reads them."
     )
     prefix: str | TextList | None = Field(
