@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from tfexport.bundle.reader import file_sha256
 from tfexport.config import ModelConfig
@@ -198,11 +199,34 @@ def read_own_module(
 
 
 def _check_absent_buffers(own: OwnModule, module: nn.Module, absent: Sequence[str], path: Path) -> None:
-    """Raise CheckpointError if a buffer that the file lacks has other values each time that the module is built."""
-    again = own.build().state_dict() if absent else {}
-    for name in absent:
-        if name in again and not torch.equal(module.state_dict()[name], again[name]):
-            raise CheckpointError(f"{path} lacks {name}, which {own.about} fills at random. Save it with the weights.")
+    """Raise CheckpointError if a tensor that the file lacks has other values each time that the module is built."""
+    again = own.build()
+    saved, kept = again.state_dict(), module.state_dict()
+    differ = [name for name in absent if name in saved and not torch.equal(kept[name], saved[name])]
+    others = _unsaved(again)
+    differ += [
+        name for name, tensor in _unsaved(module).items() if name in others and not _is_same(tensor, others[name])
+    ]
+    if differ:
+        raise CheckpointError(
+            f"{path} lacks {differ[0]}, which {own.about} fills at random. Save it with the weights, or set it in the code."
+        )
+
+
+def _unsaved(module: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a module that no state_dict has: buffers that are not persistent, and plain attributes."""
+    found: dict[str, Tensor] = {}
+    for prefix, part in module.named_modules():
+        plain = {name: value for name, value in vars(part).items() if isinstance(value, Tensor)}
+        own = {name: part._buffers[name] for name in part._non_persistent_buffers_set}
+        found |= {
+            f"{prefix}.{name}".lstrip("."): value for name, value in {**plain, **own}.items() if value is not None
+        }
+    return found
+
+
+def _is_same(tensor: Tensor, other: Tensor) -> bool:
+    return torch.equal(tensor.nan_to_num(), other.nan_to_num())
 
 
 def _digest(module: nn.Module) -> str:
@@ -259,6 +283,10 @@ def load_weights(
     Raises:
         CheckpointError: the names or shapes are not those of the module.
     """
+    if unready := [name for name, tensor in module.named_parameters() if tensor.is_meta or is_lazy(tensor)]:
+        raise CheckpointError(
+            f"{about} gives no numbers to {some(unready)}. Build the module on the CPU, and call lazy layers once before."
+        )
     own, prefix = module.state_dict(), ""
     if not weights.keys() & own.keys():  # all names of the module have a prefix, which was taken for a wrapper's
         prefix = f"{next(iter(own)).partition('.')[0]}."

@@ -116,8 +116,11 @@ class NamedBatch(dict[str, Any]):
         return self._arguments.named(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The tensor for a name; `default` is never needed."""
-        return self[name]
+        """The tensor for a name that says what it is; else the default."""
+        says = (
+            role_of(name) in ("mask", "lengths") or is_of_source(name) or is_of_target(name) or "input" in name.lower()
+        )
+        return self[name] if says else default
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

@@ -6,13 +6,12 @@ deterministic, depends on the source, and does not depend on later target tokens
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +30,7 @@ from tfexport.models.live.arguments import (
 )
 from tfexport.models.live.ids import Ids
 from tfexport.models.live.recording import Call, plain_operations
+from tfexport.models.live.results import logits_of_run
 
 ADAPTER = """    def call(model, src, tgt):  # int64 [batch, src] and [batch, tgt], padded -> logits [batch, tgt, vocab]
         src_mask, tgt_mask = (src != PAD)[:, None, None], torch.ones(len(tgt[0]), len(tgt[0])).tril().bool()
@@ -51,14 +51,22 @@ class WorkingCall:
     """The way in words, such as `forward(src, tgt), batch first`."""
     masks_padding: bool
     """Whether padding of sources changes nothing, so that batches may be padded."""
+    guessed: tuple[str, ...] = ()
+    """Arguments that are needed, and that nobody knows: they are None."""
     one_at_a_time: bool = False
     """Whether the module is called with one sequence at a time, because its logits in a batch are others."""
     fixes_start: bool = False
     """Whether forward puts the first target token before the targets. Then `call` gives it the other tokens."""
 
 
-Way = tuple[str, Call]
-"""A way to call a module, and how it is called, in words."""
+class Way(NamedTuple):
+    """A way to call a module."""
+
+    about: str
+    """The way in words."""
+    call: Call
+    guessed: tuple[str, ...] = ()
+    """Arguments that are needed, and that nobody knows: they are None."""
 
 
 def find_call(
@@ -75,19 +83,19 @@ def find_call(
     """
     ways: Iterator[Way] = _ways(module, ids.pad, vocab)
     if adapter is not None:
-        ways = iter([("call(model, src, tgt)", lambda src, tgt: adapter(module, src, tgt))])
+        ways = iter([Way("call(model, src, tgt)", lambda src, tgt: adapter(module, src, tgt))])
     problems: dict[str, str] = {}
     others: list[WorkingCall] = []
-    for about, call in ways:
+    for about, call, guessed in ways:
         problem = _tried(call, ids)
         if problem is None:
-            return WorkingCall(call, about, True)
+            return WorkingCall(call, about, True, guessed)
         if problem == _READS_PADDING:
-            others.append(WorkingCall(call, about, False))
+            others.append(WorkingCall(call, about, False, guessed))
         elif problem == _READS_BATCH and (again := _tried(_alone(call), ids)) in (None, _READS_PADDING):
-            others.append(WorkingCall(_alone(call), about, again is None, one_at_a_time=True))
+            others.append(WorkingCall(_alone(call), about, again is None, guessed, one_at_a_time=True))
         elif problem == _SHIFTS and (again := _tried(_after_start(call), ids, place=1)) in (None, _READS_PADDING):
-            others.append(WorkingCall(_after_start(call), about, again is None, fixes_start=True))
+            others.append(WorkingCall(_after_start(call), about, again is None, guessed, fixes_start=True))
         problems.setdefault(problem, about)
     if not others:
         raise _no_way(type(module).__name__, problems, ids.pad, has_adapter=adapter is not None)
@@ -145,7 +153,7 @@ def _problem(call: Call, ids: Ids, place: int) -> str | None:
         return f"returns {shape}, not [3, 5, vocab] for 3 sequences of 5 tokens"
     if not result.is_floating_point() or not bool(result.isfinite().logical_or(result == -math.inf).all()):
         return "returns NaN, or no floating-point numbers"
-    if not torch.equal(result, call(src, tgt)):
+    if _differs(result, call(src, tgt)):
         return "returns other values when it is called again"
     if _differs(call(src[1:2], tgt[1:2]), result[1:2]):
         return _READS_BATCH
@@ -181,7 +189,11 @@ def _differs(values: Tensor, others: Tensor) -> bool:
 
 def _ways(module: nn.Module, pad: int, vocab: int | None) -> Iterator[Way]:
     """Ways to call a module, the most usual first."""
-    names = [name for name, parameter in inspect.signature(module.forward).parameters.items() if _is_named(parameter)]
+    try:
+        parameters = inspect.signature(module.forward).parameters
+    except ValueError:  # a forward that is not Python, as of a scripted module
+        return
+    names = [name for name, parameter in parameters.items() if _is_named(parameter)]
     tokens = [name for name in names if role_of(name) == "tokens"]
     if len(names) == len(tokens) == 1:
         yield from _batch_ways(module, names[0], pad, vocab)
@@ -205,9 +217,9 @@ def _batch_ways(module: nn.Module, name: str, pad: int, vocab: int | None) -> It
 
         def call(src: Tensor, tgt: Tensor, values: MaskValues = values) -> Tensor:  # type: ignore[assignment]
             batch = NamedBatch(Arguments(src, tgt, pad, values))
-            return _logits(module, lambda: module(**{name: batch}), tuple(tgt.shape), vocab)
+            return logits_of_run(module, lambda: module(**{name: batch}), tuple(tgt.shape), vocab)
 
-        yield f"forward({name}) with a dict of tensors by their names", call
+        yield Way(f"forward({name}) with a dict of tensors by their names", call)
 
 
 def _forward_ways(module: nn.Module, pair: tuple[str, str], pad: int, vocab: int | None) -> Iterator[Way]:
@@ -218,6 +230,8 @@ def _forward_ways(module: nn.Module, pair: tuple[str, str], pad: int, vocab: int
     lengths = tuple(name for name in parameters if role_of(name) == "lengths")
     required = [name for name in needed if name in masks]
     unknown = tuple(name for name in needed if name not in (*masks, *lengths))
+    known = {*pair, *masks, *lengths, *unknown}
+    left_out = [name for name, parameter in parameters.items() if _is_named(parameter) and name not in known]
     every: tuple[MaskAxes, ...] = (2, 4, 3)
     conventions = list(product(every, get_args(MaskValues)))
 
@@ -232,10 +246,12 @@ def _forward_ways(module: nn.Module, pair: tuple[str, str], pad: int, vocab: int
             given |= {name: arguments.named(of_tensorflow(name, masks)) for name in (*masks, *lengths)}
             given |= dict(zip(pair, (src, tgt) if is_batch_first else (src.T, tgt.T), strict=True))
             shape = tgt.shape if is_batch_first else tgt.T.shape
-            result = _logits(module, lambda: module(**given), tuple(shape), vocab)
+            result = logits_of_run(module, lambda: module(**given), tuple(shape), vocab)
             return result if is_batch_first else result.transpose(0, 1)
 
-        return f"forward({about}), {'batch' if is_batch_first else 'length'} first", call
+        order = f"{'batch' if is_batch_first else 'length'} first"
+        without = f", without {', '.join(left_out)}" if left_out else ""
+        return Way(f"forward({about}), {order}{without}", call, unknown)
 
     if not required:
         for is_batch_first in (True, False):
@@ -244,9 +260,9 @@ def _forward_ways(module: nn.Module, pair: tuple[str, str], pad: int, vocab: int
         for axes, values in conventions if chosen else ():
             for is_batch_first in (True, False):
                 yield way(chosen, values, axes, is_batch_first=is_batch_first)
-    about, call = way(required, "keep", 4, is_batch_first=True)
+    about, call, guessed = way(required, "keep", 4, is_batch_first=True)
     longer = f"{about}, with one more target token, which forward removes"
-    yield longer, lambda src, tgt: call(src, torch.cat([tgt, torch.full((len(tgt), 1), pad)], 1))
+    yield Way(longer, lambda src, tgt: call(src, torch.cat([tgt, torch.full((len(tgt), 1), pad)], 1)), guessed)
 
 
 def _method_ways(module: nn.Module, pad: int, vocab: int | None) -> Iterator[Way]:
@@ -270,9 +286,9 @@ def _method_ways(module: nn.Module, pad: int, vocab: int | None) -> Iterator[Way
                     memory = encode(**_by_name(encode, arguments, src))
                     return decode(**_by_name(decode, arguments, tgt, memory))
 
-                return _logits(module, run, tuple(tgt.shape), vocab)
+                return logits_of_run(module, run, tuple(tgt.shape), vocab)
 
-            yield f"{second}({first}(src), tgt), masks ({values}, {axes} axes)", call
+            yield Way(f"{second}({first}(src), tgt), masks ({values}, {axes} axes)", call)
 
 
 def _by_name(function: Callable[..., Any], arguments: Arguments, ids: Tensor, memory: Any = None) -> dict[str, Any]:
@@ -293,38 +309,3 @@ def _by_name(function: Callable[..., Any], arguments: Arguments, ids: Tensor, me
         elif parameter.default is parameter.empty and _is_named(parameter):
             given[name] = arguments.src if is_of_source(name) else ids
     return given
-
-
-def _logits(module: nn.Module, run: Callable[[], Any], shape: tuple[int, ...], vocab: int | None) -> Tensor:
-    """The logits [*shape, vocab] among what `run` returns.
-
-    A projection that did not run is applied, such as `generator` of The Annotated Transformer.
-    """
-    ran: set[int] = set()
-    handles = [part.register_forward_hook(lambda part, given, result: ran.add(id(part))) for part in module.modules()]
-    with contextlib.ExitStack() as stack:
-        for handle in handles:
-            stack.callback(handle.remove)
-        result = _among(run(), vocab)
-    if result.shape[-1] != vocab:
-        children = [child for child in module.children() if any(True for _ in child.parameters())]
-        idle = [child for child in children if not any(id(part) in ran for part in child.modules())]
-        # An embedding that did not run may be read by its matrix alone. Lists of parameters or modules never run.
-        if len(idle) == 1 and type(idle[0]).forward is not nn.Module.forward and not isinstance(idle[0], nn.Embedding):
-            # A leftover layer or the head of a loss does not fit logits.
-            with contextlib.suppress(RuntimeError):
-                result = idle[0](result)
-    return result.view(*shape, -1) if result.dim() == 2 and len(result) == math.prod(shape) else result
-
-
-def _among(result: Any, vocab: int | None) -> Tensor:
-    """The logits among what a module returns."""
-    if isinstance(result, Tensor):
-        return result
-    if hasattr(result, "logits"):
-        return result.logits
-    values = list(result.values()) if isinstance(result, Mapping) else list(result)
-    tensors = [v for v in values if isinstance(v, Tensor) and v.is_floating_point() and v.dim() in (2, 3)]
-    if not tensors:
-        raise ValueError(f"it returns {type(result).__name__} without logits")
-    return next((tensor for tensor in tensors if tensor.shape[-1] == vocab), tensors[0])

@@ -61,8 +61,10 @@ class Graph:
         self.matmuls: list[Node] = []
         self.softmaxes: list[Node] = []
         used = self._used()
-        self.lookups = [node for node in self.nodes if node.kind == "lookup" and node.index in used]
-        for node in (self.nodes[index] for index in sorted(used)):
+        self.used = [self.nodes[index] for index in sorted(used)]
+        """The operations that the result is computed from, in order."""
+        self.lookups = [node for node in self.used if node.kind == "lookup"]
+        for node in self.used:
             if node.op in _PRODUCTS:
                 self._lift(node)
             elif node.op in SOFTMAXES:

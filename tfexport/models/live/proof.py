@@ -39,7 +39,11 @@ from tfexport.models.positions import PositionTable
 from tfexport.models.transformer import Transformer
 
 TOLERANCE = 1e-8
-"""Largest difference of a logit, relative to 1 + its size. Rounding stays below 1e-11; a wrong epsilon changes 1e-6."""
+"""Largest difference of a logit; see `largest_difference`. Rounding stays below 1e-11; a wrong epsilon changes 1e-6."""
+_LEAST_SHARE = 1e-30
+"""Smallest probability that is compared."""
+_SAMPLE = 512
+"""Number of logits of a row that its spread is taken from."""
 _CHUNK = 512
 """Number of ids whose embeddings are compared in one forward."""
 _SHORT = 8
@@ -55,7 +59,7 @@ class Proof:
     longest: tuple[int, int]
     """The largest lengths of sources and targets."""
     error: float
-    """The largest difference of a logit, relative to 1 + its size."""
+    """The largest difference of a logit; see `largest_difference`."""
 
 
 class Difference(NotCanonical):
@@ -130,13 +134,17 @@ def logits_of(model: Transformer, returns: str, pairs: Pairs) -> Tensor:
 
 
 def _in_form(logits: Tensor, returns: str) -> Tensor:
-    if returns == "logits":
-        return logits
-    return logits.log_softmax(-1) if returns.startswith("log") else logits.softmax(-1)
+    """Logits in the form in which results are compared: probabilities by their logarithms."""
+    return logits if returns == "logits" else logits.log_softmax(-1)
 
 
-def largest_difference(theirs: Tensor, ours: Callable[[Tensor], Tensor], pairs: Pairs) -> tuple[float, int]:
-    """The largest difference of logits at real target tokens, relative to 1 + their size, and its row in [batch * tgt].
+def largest_difference(
+    theirs: Tensor, ours: Callable[[Tensor], Tensor], pairs: Pairs, returns: str
+) -> tuple[float, int]:
+    """The largest difference of logits at real target tokens, and its row in [batch * tgt].
+
+    It is relative to the size of the logit plus the spread of its row, the median distance from the median: a huge logit, as
+    of an id that may not come, must not hide a difference of the others.
 
     Args:
         theirs: [batch, tgt, vocab]
@@ -146,8 +154,12 @@ def largest_difference(theirs: Tensor, ours: Callable[[Tensor], Tensor], pairs: 
     rows = pairs.is_real.flatten().nonzero()[:, 0]
     for part in torch.split(rows, ROWS):  # type: ignore[no-untyped-call]  # copies of all logits need much memory
         expected, given = theirs.flatten(0, 1)[part].double(), ours(part)
-        # For each logit alone: a huge one, as of an id that may not come, must not hide a difference of the others.
-        difference = ((expected - given).abs() / (1 + expected.abs())).amax(1).nan_to_num(math.inf)
+        if returns == "probabilities":  # very small ones underflow in float32
+            expected, given = expected.clamp(min=_LEAST_SHARE).log(), given.clamp(min=math.log(_LEAST_SHARE))
+        some = expected[:, :: max(1, expected.shape[1] // _SAMPLE)]
+        spread = (some - some.median(1, keepdim=True).values).abs().median(1, keepdim=True).values
+        spread = torch.where(spread.isfinite() & (spread > 0), spread, 1.0)
+        difference = ((expected - given).abs() / (spread + expected.abs())).amax(1).nan_to_num(math.inf)
         if difference.max() > error:
             error, place = float(difference.max()), int(part[difference.argmax()])
     return error, place
@@ -155,7 +167,7 @@ def largest_difference(theirs: Tensor, ours: Callable[[Tensor], Tensor], pairs: 
 
 @torch.no_grad()
 def _compare(call: WorkingCall, model: Transformer, returns: str, pairs: Pairs) -> float:
-    """The largest difference of logits, relative to 1 + their size.
+    """The largest difference of logits.
 
     Raises:
         Difference: it is above `TOLERANCE`.
@@ -169,7 +181,7 @@ def _compare(call: WorkingCall, model: Transformer, returns: str, pairs: Pairs) 
         with InFloat64():
             return _in_form(model.logits(states[rows]), returns)
 
-    error, place = largest_difference(theirs, ours, pairs)
+    error, place = largest_difference(theirs, ours, pairs, returns)
     if error > TOLERANCE:
         row = place // pairs.tgt.shape[1]
         source, target = pairs.src[row, : pairs.src_lengths[row]], pairs.tgt[row, : pairs.tgt_lengths[row]]
@@ -199,9 +211,12 @@ def _compare_ids(
         pair = ids.with_other_side(side, batch)
         if masks:
             steps = record_until(call.call, *pair, side, lambda node: node.op in SOFTMAXES)
-            _check_masks(steps[-1], batch, side)
         else:
             steps = record_steps(call.call, *pair, side, step + 1)
+        if len(steps) <= step:
+            raise Difference(f"{batch.shape[1]} ids of the {side} are not looked up as fewer are")
+        if masks:
+            _check_masks(steps[-1], batch, side)
         ours, value = _embedded(model, side, batch), steps[step].value
         orders = [value.permute(order) for order in permutations(range(value.dim()))]
         theirs = [states for states in orders if states.shape == ours.shape]

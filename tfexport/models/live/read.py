@@ -16,6 +16,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
 
 from tfexport.config import ModelConfig, Side
 from tfexport.errors import CheckpointError
@@ -23,14 +24,16 @@ from tfexport.models.live.call import WorkingCall, find_call
 from tfexport.models.live.errors import NotCanonical
 from tfexport.models.live.ids import Ids
 from tfexport.models.live.origins import Tags, tag
-from tfexport.models.live.own_types import Widened, doubts_in_own_types
+from tfexport.models.live.own_types import DependsOnType, Widened, doubts_in_own_types
 from tfexport.models.live.positions import position_table, stored_rows
 from tfexport.models.live.proof import Difference, Proof, canonical_model, prove
 from tfexport.models.live.python_reads import lines_that_read_tokens
 from tfexport.models.live.recording import plain_operations
 from tfexport.models.live.structure import Structure, read_structure
 from tfexport.models.live.sublayers import Scaled
+from tfexport.models.model import build_model
 from tfexport.models.pieces import Made
+from tfexport.models.transformer import Transformer
 
 LONGEST = 1024
 """The largest length of a model that has more positions, or computes them; a longer one is proven on request."""
@@ -101,9 +104,11 @@ def read_module(module: nn.Module, options: ReadingOptions) -> LiveModel:
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
-    """The module itself, without wrappers of `torch.compile` and of parallel training, which compute nothing."""
+    """The module itself, without wrappers of `torch.compile`, parallel training and averaging, which compute nothing."""
     while True:
-        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        if module._forward_hooks or module._forward_pre_hooks:
+            return module
+        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel | AveragedModel):
             module = module.module
         elif type(module).__name__ == "OptimizedModule":
             module = module._orig_mod  # type: ignore[assignment]
@@ -138,7 +143,7 @@ class _Reading:
         # With the random parameters first: those of a file may hide a difference, as biases of 0 do.
         self._prove(self._values(), has_random_parameters=True)
         with torch.no_grad():
-            for name, parameter in self.module.named_parameters():
+            for name, parameter in self.widened.named.items():
                 parameter.copy_(self.widened.parameters[name])
         if None in self.made.values():
             self.structure = self._read_again()
@@ -156,12 +161,29 @@ class _Reading:
             self.notes.append(about)
         made = {name: self._made_as(name, tensor) for name, tensor in weights.items()}
         self.widened.restore()
-        model = canonical_model(config, weights, self.structure)
-        doubts = doubts_in_own_types(self.call, model, self.structure.returns, self.ids)
+        weights = {name: tensor.float() for name, tensor in weights.items()}
+        exported = build_model(config, weights)
+        assert isinstance(exported, Transformer)
+        doubts = self._doubts(exported)
+        return LiveModel(config, weights, proof, self.notes, made, doubts)
+
+    def _doubts(self, exported: Transformer) -> dict[str, str]:
+        """What the comparison does not confirm, with the reason."""
+        structure = self.structure
+        try:
+            doubts = doubts_in_own_types(self.call, exported, structure.returns, self.ids)
+        except DependsOnType as error:
+            if structure.norm_kind.startswith("std"):
+                about = f"norms that divide by the standard deviation plus {exported.config.norm_eps**0.5:g}"
+                raise NotCanonical(f"{about}: LayerNorm is too far from them for this model, {error}") from error
+            raise
         if self.lines:
             doubts["branches on tokens"] = f"of {'; '.join(self.lines)}"
-        weights = {name: tensor.float() for name, tensor in weights.items()}
-        return LiveModel(config, weights, proof, self.notes, made, doubts)
+        if structure.limits:
+            doubts["limits of values"] = f"that no sequence reached ({'; '.join(structure.limits)})"
+        if self.call.guessed:
+            doubts["arguments"] = f"of forward that are needed and unknown: {', '.join(self.call.guessed)}, given None"
+        return doubts
 
     def _lines_that_read_tokens(self) -> list[str]:
         """The lines of the user's code that read tokens in Python, for a batch with padding if the module masks it."""
@@ -220,7 +242,7 @@ class _Reading:
             self.notes.append(about)
         elif wanted is None and (most is None or most > length):
             has = "computes its positions" if most is None else f"has {most:,} positions"
-            self.notes.append(f"the {side} {has}: proven for {length:,} tokens; --max-length N proves more")
+            self.notes.append(f"the {side} {has}: compared for {length:,} tokens; --max-length N compares more")
         return length
 
     def _failure(self, side: Side, length: int) -> str | None:
@@ -234,7 +256,7 @@ class _Reading:
 
     def _values(self) -> dict[str, Tensor]:
         """The parameters and buffers of the module as they are now."""
-        named = [*self.module.named_parameters(), *self.module.named_buffers()]
+        named = [*self.widened.named.items(), *self.module.named_buffers()]
         return {name: value.detach() for name, value in named}
 
     def _prove(

@@ -72,7 +72,10 @@ def of_each_length(model: Transformer, ids: Ids, call: WorkingCall) -> Iterator[
     """A source and a target of each length up to 64, or as long as `_EFFORT` allows."""
     most = min(64, model.config.max_source_length, model.config.max_target_length)
     for length in range(1, 1 + min(most, int((2 * _EFFORT / _size(model)) ** 0.5))):
-        yield random_pairs(model, ids, call, [length], [length])
+        # Equal lengths, and lengths that differ by one.
+        yield random_pairs(model, ids, call, [length], [length if length % 2 else length - 1])
+        if length % 2 == 0:
+            yield random_pairs(model, ids, call, [length - 1], [length])
 
 
 def of_each_id(model: Transformer, ids: Ids, *, alone: bool) -> Iterator[Pairs]:

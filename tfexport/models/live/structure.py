@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,6 +38,11 @@ class Structure:
     returns: str
     """What the module returns: logits, log-probabilities or probabilities."""
     notes: Sequence[str]
+    limits: Sequence[str] = ()
+    """Operations that change values beyond a limit, which none reached, such as `clamp, my_code.py, line 41`."""
+
+
+_LIMITS = frozenset(("clamp", "clamp_min", "clamp_max", "hardtanh", "minimum", "maximum", "nan_to_num"))
 
 
 def read_structure(call: Call, ids: Callable[[int, int], Tensor]) -> Structure:
@@ -69,7 +74,17 @@ def read_structure(call: Call, ids: Callable[[int, int], Tensor]) -> Structure:
         _fold_memory(cross, memory)
     encoder = read_stack(graph, other, "encoder", [s for s in sublayers if s.last.length == SOURCE], memory)
     decoder = read_stack(graph, other, "decoder", [s for s in sublayers if s.last.length == TARGET], last)
-    return _assembled((encoder, decoder), sublayers, output, returns)
+    return replace(_assembled((encoder, decoder), sublayers, output, returns), limits=_limits(graph))
+
+
+def _limits(graph: Graph) -> list[str]:
+    nodes = [node for node in graph.used if node.op in _LIMITS]
+    unused = [node for node in nodes if any(_is_same(node.value, given.value) for given in node.inputs)]
+    return list(dict.fromkeys(f"{node.op}, {node.place}" for node in unused))
+
+
+def _is_same(value: Tensor, other: Tensor) -> bool:
+    return value.shape == other.shape and torch.equal(value, other)
 
 
 def _fold_memory(cross: Sublayer, memory: Product) -> None:
@@ -128,7 +143,7 @@ def _output(graph: Graph) -> tuple[Product, dict[str, Scaled], str]:
         if fit is not None and not bool((fit.bias == 0).all()):
             vectors = [constant for constant in constants if constant.numel() == last.width]
             own = [v.reshape(-1) for v in vectors if is_close(v.reshape(-1) - v.mean(), fit.bias, 1e-8)]
-            fit = type(fit)(fit.factor, own[0] if own else fit.bias)
+            fit = replace(fit, bias=own[0] if own else fit.bias)
         if fit is None:
             raise NotCanonical("the result is not a softmax of the last product", last.node.place)
     if fit.scalar is not None:

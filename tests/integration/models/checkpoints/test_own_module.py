@@ -123,10 +123,12 @@ def test_expected_outputs_confirm_what_a_module_does_not_show(folder: Path, tmp_
 
 
 def test_a_live_module_is_confirmed_by_outputs_too(folder: Path, tmp_path: Path) -> None:
+    torch.manual_seed(1)
     module = built(folder).eval()
     sources = [[source] for source in range(4, 20)]
     rows = [(source, greedy(module, source)) for source in sources]
     lines = ["\t".join(" ".join(map(str, ids)) for ids in row) + "\n" for row in rows if not {1, 2} & {*row[1]}]
+    assert len(lines) > 5
     (tmp_path / "out.tsv").write_text("".join(lines))
     ids = {name.removesuffix("_id"): value for name, value in SPECIAL.items()}
     exported = tfexport.export(module, tmp_path / "bundle", expect=tmp_path / "out.tsv", **ids)
@@ -172,6 +174,25 @@ def test_a_file_runs_as_a_script_without_arguments(folder: Path, tmp_path: Path)
     (tmp_path / "my_code.py").write_text(parsing.format("'data'") + CODE)
     with pytest.raises(ConfigError, match=r"my_code.py, line 4: SystemExit"):
         built(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line", ["self.register_buffer('more', torch.randn(16), persistent=False)", "self.more = torch.randn(16)"]
+)
+def test_a_random_tensor_that_no_file_has_is_refused(tmp_path: Path, line: str) -> None:
+    code = CODE.replace("super().__init__()", f"super().__init__()\n        {line}")
+    (tmp_path / "my_code.py").write_text(code.replace("return self.out(", "return self.out(self.more * "))
+    torch.save(built(tmp_path).state_dict(), tmp_path / "ckpt.pt")
+    with pytest.raises(CheckpointError, match=r"lacks more, which .* fills at random"):
+        read_own_module(tmp_path / "ckpt.pt", module_of(f"{tmp_path / 'my_code.py'}:build"), SPECIAL)
+
+
+@pytest.mark.parametrize("out", [nn.LazyLinear(19, bias=False), nn.Linear(16, 19, bias=False, device="meta")])
+def test_a_module_without_numbers_is_refused(tmp_path: Path, out: nn.Module) -> None:
+    module = nn.Module()
+    module.out = out
+    with pytest.raises(CheckpointError, match=r"gives no numbers to out\.weight"):
+        load_weights(module, {"out.weight": torch.ones(19, 16)}, tmp_path, "my_code.py:build")
 
 
 def test_a_changed_file_runs_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,6 +187,26 @@ def test_each_way_gives_the_logits_of_the_module(kind: type[nn.Module], about: s
     torch.testing.assert_close(call.call(src, tgt), expected)
 
 
+def test_arguments_that_nobody_knows_are_said() -> None:
+    class Styled(Inside):
+        def forward(self, src: Tensor, tgt: Tensor, style: Any, tone: Any = None) -> Tensor:  # type: ignore[override]
+            return super().forward(src, tgt)
+
+    call = found(Styled())
+    assert call.guessed == ("style",)
+    assert call.about == "forward(src, tgt, style), batch first, without tone"
+
+
+def test_a_batch_has_the_default_of_a_name_that_says_nothing() -> None:
+    class Headed(OfBatch):
+        def forward(self, batch: dict[str, Tensor]) -> Tensor:
+            assert batch.get("head") is None
+            assert batch.get("decoder_input_ids") is not None
+            return super().forward(batch)
+
+    assert found(Headed()).about.endswith("with a dict of tensors by their names")
+
+
 def test_a_module_that_reads_padding_is_called_without_it() -> None:
     class Reading(Base):
         def forward(self, src: Tensor, tgt: Tensor) -> Tensor:

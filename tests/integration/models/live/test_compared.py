@@ -84,6 +84,21 @@ def test_a_wrapper_of_the_user_s_own_is_part_of_the_module() -> None:
     assert _unwrapped(nn.DataParallel(wrapper.module)) is wrapper.module
 
 
+def test_a_wrapper_with_a_hook_is_part_of_the_module() -> None:
+    wrapper = nn.DataParallel(Tutorial())
+    wrapper.register_forward_hook(lambda module, given, result: -result)
+    assert _unwrapped(wrapper) is wrapper
+
+
+def test_a_forward_that_cuts_its_source_is_named() -> None:
+    class Cutting(Tutorial):
+        def forward(self, src: Tensor, trg: Tensor, tgt_mask: Tensor, src_padding_mask: Tensor) -> Tensor:
+            return super().forward(src[:20], trg, tgt_mask, src_padding_mask[:, :20])
+
+    with pytest.raises(CheckpointError, match=r"logits differ|ids of the encoder are not looked up as fewer are"):
+        read(Cutting())
+
+
 def test_a_forward_that_takes_few_tokens_is_named() -> None:
     module = Tutorial()
     module.table = module.table[:6]

@@ -27,7 +27,7 @@ class Changed(Tutorial):
 
 def test_a_branch_on_the_type_is_refused() -> None:
     module = Changed(lambda src, logits: logits.sin() if logits.dtype == torch.float32 else logits)
-    with pytest.raises(CheckpointError, match=r"in float32, its logits differ by .* from those in float64"):
+    with pytest.raises(CheckpointError, match=r"in float32, its logits differ by .* from those of the export"):
         read(module)
 
 
@@ -79,8 +79,11 @@ FIRST = 17
         lambda src: len((src[0, :1] == FIRST).nonzero()) > 0,
         lambda src: len(src[0, :1][src[0, :1] == FIRST]) > 0,
         lambda src: torch.equal(src[0, :1], torch.tensor([FIRST])),
+        lambda src: int(src[0, :1].aminmax().max) == FIRST,
+        lambda src: len(src[0, :1].bincount()) == FIRST + 1,
+        lambda src: str(src[0, 0]) == f"tensor({FIRST})",
     ],
-    ids=["bool", "item", "tolist", "numpy", "nonzero", "index", "equal"],
+    ids=["bool", "item", "tolist", "numpy", "nonzero", "index", "equal", "aminmax", "bincount", "str"],
 )
 def test_a_branch_on_the_first_sequence_of_a_batch_is_refused(reads: Callable[[Tensor], bool]) -> None:
     module = Changed(lambda src, logits: logits.sin() if reads(src) else logits)
