@@ -94,7 +94,7 @@ def tag(module: nn.Module, seed: int = 0) -> Tags:
                 parameter.uniform_(-width, width, generator=generator)
             else:
                 parameter.uniform_(0.5, 1.5, generator=generator)
-                if parameter.dim() == 1:
+                if parameter.numel() > 1:  # a single number may be a factor, which is positive
                     parameter.mul_(torch.randint(0, 2, parameter.shape, generator=generator) * 2 - 1)
             bits = parameter.data.view(-1).view(torch.int64) if parameter.dim() else parameter.data.view(torch.int64)
             for start in range(0, max(1, parameter.numel()), 2**20):

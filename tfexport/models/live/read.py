@@ -138,6 +138,8 @@ class _Reading:
         self.notes = [f"called as {call.about}", *self.structure.notes]
         self.lengths = {side: self._length(side) for side in embeddings}
         self.lines = self._lines_that_read_tokens()
+        self.learned: set[str] = set()
+        """The tensors with a factor that a parameter determines: the factor of another checkpoint is another one."""
 
     def run(self) -> LiveModel:
         # With the random parameters first: those of a file may hide a difference, as biases of 0 do.
@@ -145,8 +147,10 @@ class _Reading:
         with torch.no_grad():
             for name, parameter in self.widened.named.items():
                 parameter.copy_(self.widened.parameters[name])
-        if None in self.made.values():
+        has_factors = any(parameter.numel() == 1 for parameter in self.widened.named.values())
+        if has_factors or None in self.made.values():
             self.structure = self._read_again()
+            self.made = {name: self._with_factor(name, made) for name, made in self.made.items()}
         # Float32 needs no copy, and its numbers are the same.
         exact = {name: tensor for name, tensor in self.widened.parameters.items() if tensor.dtype == torch.float32}
         config, weights, proof = self._prove({**self._values(), **exact}, has_random_parameters=False)
@@ -192,11 +196,19 @@ class _Reading:
             src[1, 4:] = self.ids.pad
         return lines_that_read_tokens(self.call.call, src, tgt)
 
+    def _with_factor(self, name: str, made: Made | None) -> Made | None:
+        """How a tensor is made with the factor that the file's parameters give it."""
+        factor = self.structure.tensors[name].factor
+        if made is None or math.isclose(made.factor, factor, rel_tol=1e-9):
+            return made
+        self.learned.add(name)
+        return replace(made, factor=factor)
+
     def _made_as(self, name: str, tensor: Tensor) -> Made | None:
         """How a canonical tensor of the result is made: also a position table, and also with a padded shape."""
         shape = tuple(tensor.shape)
         if name in self.made:
-            made = self.made[name]
+            made = None if name in self.learned else self.made[name]
             return None if made is None else replace(made, shape=shape)
         side: Side = "encoder" if name.startswith("encoder") else "decoder"
         stored, embedding = self.positions[side], self.structure.embeddings[side]
@@ -217,6 +229,8 @@ class _Reading:
         """
         again = self._read(self.ids)
         for name, value in again.fields.items():
+            if name == "embedding_scale":  # a parameter may determine it
+                continue
             before = self.structure.fields[name]
             if not (math.isclose(value, before, rel_tol=1e-9) if isinstance(value, float) else value == before):
                 about = f"{name} is {before} with random parameters, and {value} with the file's"

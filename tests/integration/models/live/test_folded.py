@@ -115,3 +115,50 @@ def test_parts_are_folded_into_weights(change: Callable[[Model], None], fields: 
     assert live.proof.error < 1e-12
     assert {name: getattr(live.config, name) for name in fields} == fields
     assert not live.doubts
+
+
+class Learned(nn.Module):
+    """A sublayer whose result is multiplied by a learnt number (Bachlechner et al. 2020)."""
+
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.inner, self.factor = inner, nn.Parameter(torch.zeros(1) + 0.3)
+
+    def forward(self, *given: Tensor) -> Tensor:
+        return self.factor * self.inner(*given)
+
+
+class Scale(nn.Module):
+    def __init__(self, table: nn.Module):
+        super().__init__()
+        self.table, self.scale = table, nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.table(ids) * self.scale
+
+
+def with_learnt_sublayers(module: Model) -> None:
+    module.forwards = nn.ModuleList(Learned(part) for part in module.forwards)
+
+
+def with_learnt_scales(module: Model) -> None:
+    module.src, module.tgt = Scale(module.src), Scale(module.tgt)
+
+
+@pytest.mark.parametrize(
+    ("change", "scale", "learnt"),
+    [
+        (with_learnt_sublayers, 1.0, {"encoder.layers.0.feed_forward.output.weight"}),
+        (with_learnt_scales, 3.0, set[str]()),
+    ],
+)
+def test_numbers_that_were_learnt_are_those_of_the_checkpoint(
+    change: Callable[[Model], None], scale: float, learnt: set[str]
+) -> None:
+    torch.manual_seed(9)
+    module = Model()
+    change(module)
+    live = read(module)
+    assert live.proof.error < 1e-12
+    assert live.config.embedding_scale == scale
+    assert learnt <= {name for name, made in live.made.items() if made is None}  # no family file may have its factor
