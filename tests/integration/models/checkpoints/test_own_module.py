@@ -10,63 +10,26 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_model
 from torch import nn
 
 import tfexport
 from tests.support.commands import command
+from tests.support.own_code import CODE, FLAGS, SPECIAL, built, write
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import CheckpointError, ConfigError, TfexportError
 from tfexport.models.checkpoints.options import ExportedCheckpointOptions
-from tfexport.models.checkpoints.own_module import load_weights, module_of, read_own_module
+from tfexport.models.checkpoints.own_module import module_of, read_own_module
 from tfexport.models.checkpoints.reading import open_checkpoint
-from tfexport.models.formats.files import read_file
 from tfexport.models.formats.native import Tokenizers
 from tfexport.runtimes import load_runtime
 from tfexport.text.vocabularies import read_vocabulary
 from tfexport.verification.confirmed_reading import open_confirmed
 
-CODE = """
-import torch
-from torch import nn
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.core = nn.Transformer(16, 2, 1, 1, 24, batch_first=True)
-        self.src, self.tgt, self.places = nn.Embedding(21, 16), nn.Embedding(19, 16), nn.Embedding(12, 16)
-        self.out = nn.Linear(16, 19, bias=False)
-        self.out.weight = self.tgt.weight
-
-    def forward(self, src, tgt):
-        hidden, length = src == 1, tgt.shape[1]
-        later = torch.ones(length, length, dtype=torch.bool).triu(1)
-        source, target = (e(ids) + self.places.weight[: ids.shape[1]] for e, ids in ((self.src, src), (self.tgt, tgt)))
-        masks = {"tgt_mask": later, "src_key_padding_mask": hidden, "memory_key_padding_mask": hidden}
-        return self.out(self.core(source, target, **masks))
-
-
-def build():
-    return Model()
-"""
-SPECIAL = {"unk_id": 0, "pad_id": 1, "bos_id": 2, "eos_id": 3}
-FLAGS = ("--unk", "0", "--pad", "1", "--bos", "2", "--eos", "3")
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The user's file, and a checkpoint of its module."""
-    folder = tmp_path_factory.mktemp("own")
-    (folder / "my_code.py").write_text(CODE)
-    torch.manual_seed(3)
-    torch.save(built(folder).state_dict(), folder / "ckpt.pt")
-    return folder
-
-
-def built(folder: Path) -> nn.Module:
-    return module_of(f"{folder / 'my_code.py'}:build").build()
+    return write(tmp_path_factory.mktemp("own"))
 
 
 def greedy(module: nn.Module, source: list[int]) -> list[int]:
@@ -135,30 +98,6 @@ def test_a_live_module_is_confirmed_by_outputs_too(folder: Path, tmp_path: Path)
     assert f"{len(lines)} of {len(lines)} expected outputs" in exported.confirmation.about
 
 
-def test_two_tensors_of_a_file_cannot_be_one_of_the_module(folder: Path, tmp_path: Path) -> None:
-    state = torch.load(folder / "ckpt.pt")
-    torch.save({**state, "out.weight": state["out.weight"] + 1}, tmp_path / "ckpt.pt")
-    own = module_of(f"{folder / 'my_code.py'}:build")
-    with pytest.raises(CheckpointError, match=r"one tensor for tgt\.weight and out\.weight, and .* has two"):
-        read_own_module(tmp_path / "ckpt.pt", own, SPECIAL)
-
-
-@pytest.mark.parametrize("values", ["ones", "randn"])
-def test_a_buffer_that_a_file_lacks_must_be_the_same_in_each_module(tmp_path: Path, values: str) -> None:
-    code = CODE.replace(
-        "super().__init__()", f"super().__init__()\n        self.register_buffer('more', torch.{values}(16))"
-    )
-    (tmp_path / "my_code.py").write_text(code.replace("return self.out(", "return self.out(self.more * "))
-    state = built(tmp_path).state_dict()
-    torch.save({name: tensor for name, tensor in state.items() if name != "more"}, tmp_path / "ckpt.pt")
-    own = module_of(f"{tmp_path / 'my_code.py'}:build")
-    if values == "ones":
-        read_own_module(tmp_path / "ckpt.pt", own, SPECIAL)
-        return
-    with pytest.raises(CheckpointError, match=r"lacks more, which .* fills at random"):
-        read_own_module(tmp_path / "ckpt.pt", own, SPECIAL)
-
-
 def test_a_family_file_is_not_written_over_another_file(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "my_code.py").write_text(CODE)
     own = module_of(f"{tmp_path / 'my_code.py'}:build")
@@ -174,25 +113,6 @@ def test_a_file_runs_as_a_script_without_arguments(folder: Path, tmp_path: Path)
     (tmp_path / "my_code.py").write_text(parsing.format("'data'") + CODE)
     with pytest.raises(ConfigError, match=r"my_code.py, line 4: SystemExit"):
         built(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "line", ["self.register_buffer('more', torch.randn(16), persistent=False)", "self.more = torch.randn(16)"]
-)
-def test_a_random_tensor_that_no_file_has_is_refused(tmp_path: Path, line: str) -> None:
-    code = CODE.replace("super().__init__()", f"super().__init__()\n        {line}")
-    (tmp_path / "my_code.py").write_text(code.replace("return self.out(", "return self.out(self.more * "))
-    torch.save(built(tmp_path).state_dict(), tmp_path / "ckpt.pt")
-    with pytest.raises(CheckpointError, match=r"lacks more, which .* fills at random"):
-        read_own_module(tmp_path / "ckpt.pt", module_of(f"{tmp_path / 'my_code.py'}:build"), SPECIAL)
-
-
-@pytest.mark.parametrize("out", [nn.LazyLinear(19, bias=False), nn.Linear(16, 19, bias=False, device="meta")])
-def test_a_module_without_numbers_is_refused(tmp_path: Path, out: nn.Module) -> None:
-    module = nn.Module()
-    module.out = out
-    with pytest.raises(CheckpointError, match=r"gives no numbers to out\.weight"):
-        load_weights(module, {"out.weight": torch.ones(19, 16)}, tmp_path, "my_code.py:build")
 
 
 def test_a_changed_file_runs_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,58 +253,6 @@ def test_parity_reads_the_checkpoint_with_the_code_again(
     assert output.splitlines()[-1] == "PASSED"
     with pytest.raises(ConfigError, match="Give --module"):
         tfexport.parity(tmp_path / "bundle", checkpoint=folder / "ckpt.pt", beams=(1,))
-
-
-@pytest.mark.parametrize(
-    "saved",
-    [
-        lambda sd: sd,
-        lambda sd: {f"module.{name}": tensor for name, tensor in sd.items()},
-        lambda sd: {f"_orig_mod.{name}": tensor for name, tensor in sd.items()},
-        lambda sd: {"epoch": 3, "model": {f"net.{name}": tensor for name, tensor in sd.items()}},
-        lambda sd: {name: tensor for name, tensor in sd.items() if name != "out.weight"},
-    ],
-    ids=["plain", "module.", "_orig_mod.", "net. in a training checkpoint", "a tied name is missing"],
-)
-def test_names_are_matched_under_any_prefix(folder: Path, tmp_path: Path, saved: Any) -> None:
-    state = torch.load(folder / "ckpt.pt")
-    torch.save(saved(state), tmp_path / "ckpt.pt")
-    module = built(folder)
-    load_weights(module, read_file(tmp_path / "ckpt.pt").weights, tmp_path / "ckpt.pt", "my_code.py")
-    for name, tensor in module.state_dict().items():
-        assert torch.equal(tensor, state[name]), name
-
-
-def test_a_name_that_safetensors_dropped_is_the_tensor_that_it_names(folder: Path, tmp_path: Path) -> None:
-    module = built(folder)
-    save_model(module, str(tmp_path / "tied.safetensors"))
-    raw, other = read_file(tmp_path / "tied.safetensors"), built(folder)
-    load_weights(other, raw.weights, tmp_path / "tied.safetensors", "my_code.py")
-    assert torch.equal(other.out.weight, module.tgt.weight)  # type: ignore[union-attr, arg-type]
-
-
-def test_a_prefix_that_all_names_of_the_module_have_is_its_own(folder: Path, tmp_path: Path) -> None:
-    holder = nn.ModuleDict({"net": built(folder)})
-    torch.save(holder.state_dict(), tmp_path / "ckpt.pt")
-    other = nn.ModuleDict({"net": built(folder)})
-    load_weights(other, read_file(tmp_path / "ckpt.pt").weights, tmp_path / "ckpt.pt", "my_code.py")
-    for name, tensor in other.state_dict().items():
-        assert torch.equal(tensor, holder.state_dict()[name]), name
-
-
-@pytest.mark.parametrize(
-    ("change", "about"),
-    [
-        (lambda sd: sd.pop("src.weight"), "missing: src.weight"),
-        (lambda sd: sd.update({"extra.weight": torch.zeros(2)}), "unexpected: extra.weight"),
-        (lambda sd: sd.update({"src.weight": torch.zeros(22, 16)}), r"src.weight is \[22, 16\], not \[21, 16\]"),
-    ],
-)
-def test_weights_of_another_module_are_refused_by_name(folder: Path, change: Any, about: str) -> None:
-    state = torch.load(folder / "ckpt.pt")
-    change(state)
-    with pytest.raises(CheckpointError, match=about):
-        load_weights(built(folder), state, Path("ckpt.pt"), "my_code.py:build")
 
 
 @pytest.mark.parametrize(
