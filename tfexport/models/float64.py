@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from tfexport.models.dispatch import DispatchMode
+from tfexport.models.dispatch import DispatchMode, line_of_user
 
 _EXACT = (F.embedding,)
 """Functions that only copy numbers. Their results are widened, not the tables that they read."""
@@ -100,7 +98,6 @@ def _widened(value: Any) -> Any:
 
 
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
-_OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 
 
 class Widening(DispatchMode):
@@ -118,17 +115,9 @@ class Widening(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = dict(kwargs or {})
         if named.get("dtype") in _NARROW:
-            self.places[_caller()] = None
+            self.places[line_of_user() or "the code"] = None
             named["dtype"] = torch.float64
         return func(*args, **named)
-
-
-def _caller() -> str:
-    """The innermost line outside PyTorch and tfexport."""
-    for frame in reversed(traceback.extract_stack()):
-        if not frame.filename.startswith(_OWN):
-            return f"{Path(frame.filename).name}, line {frame.lineno}"
-    return "the code"
 
 
 @contextmanager

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from tfexport.models.dispatch import DispatchMode
+from tfexport.models.dispatch import DispatchMode, line_of_user
 from tfexport.models.live.recording import Call, plain_operations
-from tfexport.models.live.tape import MADE, line_of_user
+from tfexport.models.live.tape import MADE
 
 _SHAPED_BY_VALUES = frozenset(
     (

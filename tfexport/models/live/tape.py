@@ -8,10 +8,8 @@ they are done to the origins too and need no other treatment. All other tensors 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -19,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tfexport.config import Side
-from tfexport.models.dispatch import DispatchMode
+from tfexport.models.dispatch import DispatchMode, line_of_user
 from tfexport.models.live.errors import NotCanonical
 
 Kind = Literal["elementwise", "lookup", "product", "matmul", "softmax"]
@@ -30,22 +28,23 @@ CONSTANT = -1
 """The origin of an element that does not depend on the tokens."""
 
 _MOVES = frozenset(
-    (
-        *(
-            "cat",
-            "clone",
-            "copy_",
-            "flip",
-            "gather",
-            "index",
-            "index_put",
-            "index_put_",
-            "index_select",
-            "repeat",
-            "roll",
-        ),
-        *("select_scatter", "slice_scatter", "stack", "take"),
-    )
+    [
+        "cat",
+        "clone",
+        "copy_",
+        "flip",
+        "gather",
+        "index",
+        "index_put",
+        "index_put_",
+        "index_select",
+        "repeat",
+        "roll",
+        "select_scatter",
+        "slice_scatter",
+        "stack",
+        "take",
+    ]
 )
 """Operations that only move elements to new memory. Views share memory with their input and need no entry."""
 _DATA = dict.fromkeys(("gather", "index", "index_select", "take"), (0,)) | dict.fromkeys(
@@ -53,18 +52,24 @@ _DATA = dict.fromkeys(("gather", "index", "index_select", "take"), (0,)) | dict.
 )
 """The arguments that these operations move; their other tensors are indices."""
 MADE = frozenset(
-    (
-        *("arange", "empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like"),
-        *("zeros_like", "_local_scalar_dense"),
-    )
+    [
+        "arange",
+        "empty_like",
+        "full_like",
+        "new_empty",
+        "new_full",
+        "new_ones",
+        "new_zeros",
+        "ones_like",
+        "zeros_like",
+        "_local_scalar_dense",
+    ]
 )
 """Operations whose result does not depend on the values of their inputs."""
 _SCATTERS = frozenset(("scatter", "scatter_"))
 _MOST_ONE_HOT = 8192
 """Largest vocabulary of one-hot vectors: the identity has the square of it."""
 _LOOKUPS = frozenset(("embedding", "index_select", "index"))
-
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent.parent), "<")
 
 
 @dataclass(frozen=True)
@@ -320,17 +325,6 @@ def _input(value: Tensor, origin: Tensor | None, *, copied: bool) -> Input:
     if origin is None or not copied:
         return Input(value.detach(), origin)
     return Input(value.detach().clone(), origin.clone())  # either may be written over
-
-
-def line_of_user() -> str:
-    """The innermost line of the user's code that runs now, such as `my_code.py, line 41`."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(_LIBRARIES):
-            return f"{Path(name).name}, line {frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
 
 
 def values_of(origin: Tensor, nodes: Sequence[Node]) -> Tensor:
