@@ -21,8 +21,8 @@ FAIRSEQ_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 def read_vocabulary(
     path: Path, *, lowercase: bool = False, spacy_language: str | None = None, unk_id: int | None = None
 ) -> TextTokenizer:
-    """Read a vocabulary file: a `tokenizer.json`, a JSON list or dict of words, a YAML dict, one word per line, fairseq's
-    dictionary, or a SentencePiece model (.spm, .model) with its own ids.
+    """Read a vocabulary file: a `tokenizer.json`, a JSON list or dict of words, a YAML dict, one word per line, a word and
+    its id per line, fairseq's dictionary, or a SentencePiece model (.spm, .model) with its own ids.
 
     Text is split into words at whitespace, or by spaCy's rules. `lowercase` and `unk_id` apply to word vocabularies;
     `unk_id` is the id of the unknown word, if its name does not identify it.
@@ -70,6 +70,11 @@ def _content(path: Path) -> Any:
     try:
         text = read_text(path, "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
+        if isinstance(error, UnicodeDecodeError) and error.object[:2] in (b"PK", b"\x80\x02", b"\x80\x04"):
+            raise TokenizerError(
+                f"{path} is a pickle or a file of PyTorch, such as a vocabulary of torchtext. Write its words in the order "
+                'of their ids, one a line: open("vocab.txt", "w").write("\\n".join(vocab.get_itos())).'
+            ) from error
         raise TokenizerError(
             f"cannot read the vocabulary {path}: {error}. Give a UTF-8 text or JSON file, or a SentencePiece model named "
             ".model or .spm."
@@ -82,7 +87,7 @@ def _content(path: Path) -> Any:
         if path.suffix == ".json":
             raise TokenizerError(f"{path} is not valid JSON. Give a JSON list or dict, or one token a line.") from None
         lines = text.removesuffix("\n").split("\n") if text else []
-        return _counted(lines, path) or lines
+        return _with_ids(lines, path) or _counted(lines, path) or lines
 
 
 class _KeyTwice(Exception):
@@ -94,6 +99,44 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(content) < len(pairs):
         raise _KeyTwice(next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1))
     return content
+
+
+_NUMBER = re.compile(r"\d+")
+
+
+def _with_ids(lines: list[str], path: Path) -> dict[str, int]:
+    """The words of a file with a word and its id per line, or an id and its word. Empty if the file has another form.
+
+    Raises:
+        TokenizerError: the second column is a count or a score, from which no id follows.
+    """
+    separator = "\t" if lines and "\t" in lines[0] else " "
+    columns = [line.rstrip("\r").rsplit(separator, 1) for line in lines]
+    if not lines or any(len(column) != 2 for column in columns):
+        return {}
+    first, last = map(list, zip(*columns, strict=True))
+    for words, numbers in ((first, last), (last, first)):
+        if not all(map(_NUMBER.fullmatch, numbers)):
+            continue
+        ids = list(map(int, numbers))
+        if sorted(ids) == list(range(len(ids))) and len(set(words)) == len(words):
+            return dict(zip(words, ids, strict=True))
+    if separator == "\t":
+        raise TokenizerError(_no_ids(lines, last, path))
+    return {}
+
+
+def _no_ids(lines: list[str], numbers: list[str], path: Path) -> str:
+    """The message for lines with a tab, where no column has the ids 0, 1, 2 and so on."""
+    if any(number.startswith("-") for number in numbers):
+        return (
+            f"{path} is the list of pieces of a SentencePiece model ({lines[-1]!r}), which does not cut text. Give the "
+            "model itself, a file that ends in .model."
+        )
+    return (
+        f"{path} has two columns ({lines[0]!r}), and none has the ids 0, 1, 2 and so on once each: they may be counts. Give "
+        "the words in the order of their ids, one a line."
+    )
 
 
 _COUNTED = re.compile(r"(.+) \d+( #fairseq:overwrite)?")

@@ -24,6 +24,9 @@ def test_every_form_of_one_vocabulary_reads_the_same(tmp_path: Path) -> None:
         "lines.txt": "\n".join(WORDS) + "\n",
         "no-final-newline.txt": "\n".join(WORDS),
         "crlf.txt": "\r\n".join(WORDS) + "\r\n",
+        "word-id.tsv": "".join(f"{word}\t{index}\n" for index, word in reversed([*enumerate(WORDS)])),
+        "id-word.tsv": "".join(f"{index}\t{word}\n" for index, word in enumerate(WORDS)),
+        "word-id.txt": "".join(f"{word} {index}\r\n" for index, word in enumerate(WORDS)),
         "json-by-another-name": json.dumps(WORDS, indent=1),
         "tokenizer.json": word_tokenizer(by_word).inner.to_str(),
     }
@@ -77,6 +80,11 @@ def test_a_byte_order_mark_is_not_part_of_the_first_word(tmp_path: Path) -> None
         ("v.json", b'["\\ud800"]', "not a vocabulary"),
         ("v.json", {"model": {"type": "Nonsense"}}, "not a tokenizer"),
         ("v.txt", b"a\n\xff\n", "cannot read"),
+        ("v.txt", "Hund\t4711\nKatze\t1200\n", r"two columns \('Hund\\t4711'\).*may be counts"),
+        ("v.txt", "a\t0\na\t1\n", "two columns"),
+        ("v.vocab", "<unk>\t0\n\u2581Hund\t-4.2\n", "a file that ends in .model"),
+        ("vocabulary", b"PK\x03\x04\x00\xff", "vocabulary of torchtext"),
+        ("v.pkl", b"\x80\x04\x95\xff", "a pickle"),
     ],
 )
 def test_what_is_not_a_vocabulary_is_refused_with_its_name(

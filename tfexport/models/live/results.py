@@ -22,15 +22,24 @@ def logits_of_run(module: nn.Module, run: Callable[[], Any], shape: tuple[int, .
         ValueError: it returns no logits, or several tensors that may be the logits.
     """
     ran: set[int] = set()
-    handles = [part.register_forward_hook(lambda part, given, result: ran.add(id(part))) for part in module.modules()]
+    projected: list[Tensor] = []
+
+    def note(part: nn.Module, given: Any, result: Any) -> None:
+        ran.add(id(part))
+        if isinstance(part, nn.Linear):
+            projected[:] = [result]
+
+    handles = [part.register_forward_hook(note) for part in module.modules()]
     with contextlib.ExitStack() as stack:
         for handle in handles:
             stack.callback(handle.remove)
         returned = run()
-    tables = {part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding)}
-    sizes = tables if vocab is None else {vocab}
+    embeddings = [part for part in module.modules() if isinstance(part, nn.Embedding)]
+    sizes = {part.num_embeddings for part in embeddings} if vocab is None else {vocab}
     result = _among(returned, shape, sizes)
-    if result.shape[-1] not in sizes:
+    # States may be as wide as a vocabulary is large. Then logits are what the last Linear gave.
+    may_be_states = result.shape[-1] in {part.embedding_dim for part in embeddings}
+    if result.shape[-1] not in sizes or (may_be_states and not any(result is last for last in projected)):
         children = [child for child in module.children() if any(True for _ in child.parameters())]
         idle = [child for child in children if not any(id(part) in ran for part in child.modules())]
         # An embedding that did not run may be read by its matrix alone. Lists of parameters or modules never run.

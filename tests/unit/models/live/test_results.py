@@ -65,6 +65,17 @@ def test_a_projection_that_did_not_run_is_applied_to_states_alone() -> None:
         assert torch.equal(run(LOGITS, out=leftover), LOGITS)
 
 
+def test_states_as_wide_as_the_vocabulary_are_projected_too() -> None:
+    module = nn.Module()
+    module.table, module.inner, module.out = nn.Embedding(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def states() -> Tensor:
+        return module.inner(module.table(torch.zeros(SHAPE, dtype=torch.int64))) + 1
+
+    assert torch.equal(logits_of_run(module, states, SHAPE, None), module.out(states()))
+    assert torch.equal(logits_of_run(module, lambda: module.inner(STATES), SHAPE, None), module.inner(STATES))
+
+
 def test_a_loss_that_did_not_run_changes_nothing() -> None:
     class Loss(nn.Module):
         def __init__(self) -> None:
