@@ -212,7 +212,8 @@ class BaseSearchOptions(Options):
         """Options that exclude each other, in words."""
         drawing = (self.temperature, self.top_k, self.top_p, self.seed) != (1.0, 0, 1.0, 0)
         conflicts = {
-            f"nbest {self.nbest} is not between 1 and the beam's {self.beam}": self.nbest > self.beam,
+            f"nbest {self.nbest} needs a beam of at least {self.nbest}, and beam is {self.beam}": self.nbest
+            > self.beam,
             f"min_length {self.min_length} is not below max_length {self.max_length}": self.min_length
             >= self.max_length,
             "max_length 1 leaves nothing to generate, because the profile hf counts the start token": self.max_new_tokens

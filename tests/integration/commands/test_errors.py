@@ -53,7 +53,7 @@ from tfexport.errors import BundleError
             ["decode", "{bundle}", "--precision", "int8"],
             "has no int8 decoder_step graph for this runtime. Export again with",
         ),
-        (["decode", "{bundle}", "--beam", "2", "--nbest", "3"], "nbest 3 is not between 1 and the beam's 2"),
+        (["decode", "{bundle}", "--beam", "2", "--nbest", "3"], "nbest 3 needs a beam of at least 3, and beam is 2"),
         (["decode", "{bundle}", "--min-length", "9", "--max-length", "9"], "min_length 9 is not below max_length 9"),
         (["decode", "{bundle}", "--max-length-ratio", "0"], "max_length_ratio is 0.0, not above 0"),
         (["decode", "{bundle}", "-o", "missing/out.txt"], "cannot write missing/out.txt: No such file"),

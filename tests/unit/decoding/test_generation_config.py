@@ -31,7 +31,7 @@ FILE = "generation_config.json of this bundle"
         (
             {"nbest": 3},
             {"num_beams": 2},
-            "nbest 3 is not between 1 and the beam's 2",
+            "nbest 3 needs a beam of at least 3, and beam is 2",
             f"{FILE} gives beam 2, max_length",
         ),
         (

@@ -51,6 +51,8 @@ def read_file(path: Path, *, unwrap: bool = True, picked: Picked = EVERYTHING) -
     try:
         with open_regular(path) as file:
             head = file.read(16)
+        if (other := _other_format(path, head)) is not None:
+            raise CheckpointError(f"{path} is {other}")
         if head[8:9] == b"{":  # after the length of the header, 8 bytes
             with safe_open(path, framework="pt") as tensors:
                 content = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 (not a dict)
@@ -77,6 +79,32 @@ def read_file(path: Path, *, unwrap: bool = True, picked: Picked = EVERYTHING) -
     weights, also_ignored = picked.without_ignored(without_prefix(_copied(tensors_of(path, entries))))
     picked.require_used(path, (*ignored, *also_ignored))
     return RawCheckpoint(weights, metadata, (*ignored, *also_ignored))
+
+
+_LOAD_AND_SAVE = (
+    "Load it into your PyTorch module, save that with torch.save(model.state_dict(), 'ckpt.pt'), and export ckpt.pt."
+)
+_FORMATS = {
+    b"\x89HDF": f"an HDF5 file, as Keras writes it. {_LOAD_AND_SAVE}",
+    b"GGUF": "a GGUF file for llama.cpp. Give the checkpoint that it was converted from.",
+    b"\x1f\x8b": "compressed by gzip. Extract it with gunzip, or tar -xzf, and give the checkpoint inside.",
+}
+_SUFFIXES = {
+    ".onnx": "an ONNX graph. Give the checkpoint that it was exported from.",
+    ".msgpack": f"a checkpoint of Flax. {_LOAD_AND_SAVE}",
+    ".argosmodel": "a package of Argos Translate, a zip. Extract it with unzip, and export the folder `model` inside.",
+    ".h5": f"an HDF5 file, as Keras writes it. {_LOAD_AND_SAVE}",
+    ".gguf": "a GGUF file for llama.cpp. Give the checkpoint that it was converted from.",
+    ".tflite": "a TensorFlow Lite graph. Give the checkpoint that it was exported from.",
+    ".alphas.bin": "a Marian model for Marian's own int8 products. Give the model.npz that it was converted from.",
+}
+
+
+def _other_format(path: Path, head: bytes) -> str | None:
+    """What a file of another format is, and the way out; None for a file of torch.save or safetensors."""
+    by_content = (about for magic, about in _FORMATS.items() if head.startswith(magic))
+    by_name = (about for suffix, about in _SUFFIXES.items() if path.name.endswith(suffix))
+    return next(by_content, None) or next(by_name, None)
 
 
 def _with_dropped(content: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Tensor]:
