@@ -49,25 +49,14 @@ def attend(
     from dataclasses import replace
 
     from tfexport.bundle.reader import open_bundle
-    from tfexport.decoding.attention_maps import (
-        Attention,
-        Choice,
-        attention_maps,
-        labels_of,
-        plots,
-        png,
-        require_drawable,
-    )
+    from tfexport.decoding.attention_maps import Attention, Choice, attention_maps, labels_of, png, require_drawable
     from tfexport.decoding.attention_page import page
     from tfexport.decoding.line_reader import Reader
     from tfexport.decoding.search import SearchOptions
     from tfexport.decoding.translate import Writer, translate
     from tfexport.runtimes import load_runtime
 
-    if output.suffix not in (".html", ".png"):
-        raise TfexportError(f"{output} is neither .html nor .png. Give one of them with -o.")
-    if output.suffix == ".png":
-        plots()  # before the long work
+    _require_format(output)
     if target is not None and (beam is not None or max_length is not None):
         raise TfexportError("--beam and --max-length are for decoding, but TARGETS are given. Leave them out.")
     require_one_stdin(source, target or Path())
@@ -102,3 +91,13 @@ def attend(
     except OSError as error:
         raise TfexportError(f"cannot write {output}: {error.strerror}. Give another file with -o.") from error
     say(f"wrote {output}")
+
+
+def _require_format(output: Path) -> None:
+    """Raises TfexportError if the file cannot be drawn, before the long work begins."""
+    from tfexport.decoding.attention_maps import figure_class
+
+    if output.suffix not in (".html", ".png"):
+        raise TfexportError(f"{output} is neither .html nor .png. Give one of them with -o.")
+    if output.suffix == ".png":
+        figure_class()

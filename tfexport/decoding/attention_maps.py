@@ -13,7 +13,7 @@ from tfexport.config import ModelConfig
 from tfexport.decoding.attention_trace import resolve_layer
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import FloatArray, Runtime
-from tfexport.system.imports import imported
+from tfexport.system.imports import import_failure
 from tfexport.text.tokenizers import TextTokenizer
 
 if TYPE_CHECKING:
@@ -115,14 +115,18 @@ def shortened(label: str) -> str:
     return label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
 
 
-def plots() -> Any:
-    """The module `matplotlib.figure`, which draws PNG files.
+def figure_class() -> Any:
+    """The class `matplotlib.figure.Figure`, which draws PNG files.
 
     Raises:
         RuntimeUnavailable: matplotlib is not installed.
     """
-    absent = "a PNG needs matplotlib, which is not installed: pip install 'tfexport[report]'. Or write .html."
-    return imported("matplotlib.figure", absent)
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        absent = "a PNG needs matplotlib, which is not installed: pip install 'tfexport[report]'. Or write .html."
+        raise import_failure(error, "matplotlib", absent) from error
+    return Figure
 
 
 def png(sentences: Sequence[Attention], choice: Choice) -> bytes:
@@ -135,7 +139,7 @@ def png(sentences: Sequence[Attention], choice: Choice) -> bytes:
     places, width, height = _placed(sentences, choice)
     if width * height * DPI**2 > MOST_PIXELS or max(width, height) * DPI > 2**16:
         raise TfexportError("the picture would be too large. Give --layer, --head or fewer lines, or write .html.")
-    figure = plots().Figure(figsize=(width, height))
+    figure = figure_class()(figsize=(width, height))
     for attention, title, weights, x, y, is_first in places:
         _draw(figure, attention, title, weights, (x, y), (width, height), labelled=is_first)
     out = io.BytesIO()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
-from typing import Any
 
 from tfexport.errors import RuntimeUnavailable, words_of
 
@@ -27,18 +25,6 @@ def import_failure(error: ImportError, library: str, absent: str) -> Exception:
     if is_out_of_memory(error):
         return MemoryError(f"{library} cannot be loaded")
     return RuntimeUnavailable(f"{library} is installed and cannot be imported: {words_of(error)}. Install it again.")
-
-
-def imported(module: str, absent: str) -> Any:
-    """A module of an optional library, such as `matplotlib.figure`. Commands ask for it before they begin long work.
-
-    Raises:
-        RuntimeUnavailable: the library is not installed (with the message `absent`), or is broken.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise import_failure(error, module.partition(".")[0], absent) from error
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tfexport.system.imports import imported
+from tfexport.system.imports import import_failure
 
 
 def scorer() -> Any:
@@ -15,8 +15,12 @@ def scorer() -> Any:
     Raises:
         RuntimeUnavailable: it is not installed.
     """
-    absent = "BLEU and chrF need sacrebleu, which is not installed: pip install 'tfexport[report]'."
-    return imported("sacrebleu", absent)
+    try:
+        import sacrebleu
+    except ImportError as error:
+        absent = "BLEU and chrF need sacrebleu, which is not installed: pip install 'tfexport[report]'."
+        raise import_failure(error, "sacrebleu", absent) from error
+    return sacrebleu
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tfexport.contract import short_name
 from tfexport.errors import TfexportError
 from tfexport.graph_checks.check import GraphCheck
-from tfexport.system.imports import imported
+from tfexport.system.imports import import_failure
 from tfexport.system.version import version
 from tfexport.text.tokenizers import TextTokenizer
 from tfexport.verification.certificates import device_of, library_of
@@ -40,14 +40,18 @@ th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #ddd; 
 """
 
 
-def plots() -> Any:
-    """The module `matplotlib.figure`.
+def figure_class() -> Any:
+    """The class `matplotlib.figure.Figure`.
 
     Raises:
         RuntimeUnavailable: matplotlib is not installed.
     """
-    absent = "the plots of a report need matplotlib, which is not installed: pip install 'tfexport[report]'."
-    return imported("matplotlib.figure", absent)
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        absent = "the plots of a report need matplotlib, which is not installed: pip install 'tfexport[report]'."
+        raise import_failure(error, "matplotlib", absent) from error
+    return Figure
 
 
 def write_page(path: Path, comparison: Comparison, arranged: Sequence[Invariance]) -> None:
@@ -193,7 +197,7 @@ def _matrix(reports: Sequence[ParityReport]) -> str:
 
 def _figure(draw: Callable[[Any], None], x: str, y: str) -> str:
     """A plot as inline SVG."""
-    figure = plots().Figure(figsize=(10, 3), layout="constrained")
+    figure = figure_class()(figsize=(10, 3), layout="constrained")
     axes: Axes = figure.add_subplot()
     draw(axes)
     axes.set_xlabel(x)

@@ -125,7 +125,7 @@ def output_problems(place: Path, loss: Loss) -> list[str]:
 
 BEGINNINGS = {
     "nothing": {},
-    "lines of another run": {"out.partial": b"other\n" * 9, "out.partial.json": b'{"bundle": "y"}'},
+    "notes of another run": {"out.partial": b"", "out.partial.json": b'{"bundle": "y"}'},
     "lines of this run": {"out.partial": b"line 0\nline 1\nli", "out.partial.json": json.dumps(ABOUT).encode()},
 }
 
@@ -175,5 +175,5 @@ def test_names_that_are_not_synced_are_found(folder: Path, monkeypatch: pytest.M
 def test_content_that_is_not_synced_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without = SimpleNamespace(**{**vars(os), "fsync": lambda descriptor: None})
     monkeypatch.setattr("tfexport.commands.output.os", without)
-    write({**BEGINNINGS["lines of another run"]}, folder)
+    write({**BEGINNINGS["notes of another run"]}, folder)
     assert problems_of(folder, lambda: decode(folder, resume=False), output_problems)

@@ -152,7 +152,7 @@ def test_an_output_is_renamed_after_it_is_closed(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(Path, "replace", replaced)
     monkeypatch.setattr("tfexport.commands.output.lock_file", locked)
-    (tmp_path / "out.partial").write_bytes(b"left by another run\n")
+    (tmp_path / "out.partial").touch()  # left by another run
     with writing(tmp_path / "out", {}) as out:
         print("one", file=out.file)
     assert (tmp_path / "out").read_bytes() == b"one\n"

@@ -67,15 +67,6 @@ def test_windows_that_are_not_whole_are_decoded_again(tmp_path: Path, left: int,
         pass
 
 
-def test_without_resume_it_begins_anew(tmp_path: Path) -> None:
-    path = tmp_path / "out"
-    begun(path, b"one\n")
-    with writing(path, ABOUT) as out:
-        assert out.done == 0
-        print("next", file=out.file)
-    assert path.read_bytes() == b"next\n"
-
-
 def test_lines_of_something_else_are_not_added_to(tmp_path: Path) -> None:
     path = tmp_path / "out"
     for about in ({**ABOUT, "bundle": "y"}, [], None, {"bundle": "x"}):

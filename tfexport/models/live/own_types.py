@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from itertools import cycle
+from itertools import chain, cycle
 from typing import Any
 
 import torch
@@ -96,7 +96,8 @@ def doubts_in_own_types(call: WorkingCall, model: Transformer, returns: str, ids
     """
     error, gives_padding, mode = 0.0, False, _NarrowestType()
     try:
-        for pairs, context in zip(of_several_lengths(model, ids, call), cycle(_CONTEXTS), strict=False):
+        long = (random_pairs(model, ids, call, [length], [length]) for length in _LONG)
+        for pairs, context in zip(chain(of_several_lengths(model, ids, call), long), cycle(_CONTEXTS), strict=False):
             theirs, exact = _own(call, pairs, mode, context), _exact(model, returns, pairs)
             difference, _ = largest_difference(theirs, _rows_of(exact), pairs, returns)
             if difference > _TOLERANCES[mode.type] and difference > _MOST_ROUNDING * _rounding(model, returns, pairs):
@@ -120,6 +121,8 @@ class _Fails(Exception):
     """The user's forward fails."""
 
 
+_LONG = (64, 1024)
+"""Further lengths of sources and targets."""
 _CONTEXTS = (torch.no_grad, torch.inference_mode, torch.enable_grad)
 """What people decode in."""
 

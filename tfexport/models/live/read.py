@@ -21,6 +21,7 @@ from torch.optim.swa_utils import AveragedModel
 from tfexport.config import ModelConfig, Side
 from tfexport.errors import CheckpointError
 from tfexport.models.live.call import WorkingCall, find_call
+from tfexport.models.live.conditions import conditions_on
 from tfexport.models.live.errors import NotCanonical
 from tfexport.models.live.ids import Ids
 from tfexport.models.live.origins import Tags, tag
@@ -106,11 +107,11 @@ def read_module(module: nn.Module, options: ReadingOptions) -> LiveModel:
 def _unwrapped(module: nn.Module) -> nn.Module:
     """The module itself, without wrappers of `torch.compile`, parallel training and averaging, which compute nothing."""
     while True:
-        if module._forward_hooks or module._forward_pre_hooks:
+        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
             return module
-        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel | AveragedModel):
-            module = module.module
-        elif type(module).__name__ == "OptimizedModule":
+        if type(module) in (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel):
+            module = module.module  # type: ignore[assignment]
+        elif type(module).__name__ == "OptimizedModule" and type(module).__module__.startswith("torch."):
             module = module._orig_mod  # type: ignore[assignment]
         else:
             return module
@@ -138,6 +139,8 @@ class _Reading:
         self.notes = [f"called as {call.about}", *self.structure.notes]
         self.lengths = {side: self._length(side) for side in embeddings}
         self.lines = self._lines_that_read_tokens()
+        pair = self.ids.random("encoder", (3, 8), 2), self.ids.random("decoder", (3, 6), 3)
+        self.conditions = conditions_on(self.call.call, *pair, self.ids.pad)
         self.learned: set[str] = set()
         """The tensors with a factor that a parameter determines: the factor of another checkpoint is another one."""
 
@@ -181,10 +184,11 @@ class _Reading:
                 about = f"norms that divide by the standard deviation plus {exported.config.norm_eps**0.5:g}"
                 raise NotCanonical(f"{about}: LayerNorm is too far from them for this model, {error}") from error
             raise
-        if self.lines:
-            doubts["branches on tokens"] = f"of {'; '.join(self.lines)}"
-        if structure.limits:
-            doubts["limits of values"] = f"that no sequence reached ({'; '.join(structure.limits)})"
+        on_tokens, on_states = self.conditions
+        if lines := dict.fromkeys([*self.lines, *on_tokens]):
+            doubts["branches on tokens"] = f"of {'; '.join(lines)}"
+        if limits := [*structure.limits, *(f"condition, {line}" for line in on_states)]:
+            doubts["limits of values"] = f"that no sequence may have reached ({'; '.join(limits)})"
         if self.call.guessed:
             doubts["arguments"] = f"of forward that are needed and unknown: {', '.join(self.call.guessed)}, given None"
         return doubts

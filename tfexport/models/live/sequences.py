@@ -76,6 +76,10 @@ def of_each_length(model: Transformer, ids: Ids, call: WorkingCall) -> Iterator[
         yield random_pairs(model, ids, call, [length], [length if length % 2 else length - 1])
         if length % 2 == 0:
             yield random_pairs(model, ids, call, [length - 1], [length])
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(16):
+        src_length, tgt_length = torch.randint(1, 2 * most + 1, (2,), generator=generator).tolist()
+        yield random_pairs(model, ids, call, [src_length], [tgt_length])
 
 
 def of_each_id(model: Transformer, ids: Ids, *, alone: bool) -> Iterator[Pairs]:

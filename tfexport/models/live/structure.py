@@ -18,7 +18,7 @@ from tfexport.models.live.products import Graph, Product
 from tfexport.models.live.recording import Call, record
 from tfexport.models.live.streams import Embedding, Stack, embedding_projections, read_stack
 from tfexport.models.live.sublayers import Scaled, Sublayer
-from tfexport.models.live.tape import constants_in
+from tfexport.models.live.tape import Node, constants_in
 
 SOURCE, TARGET = 7, 5
 """Lengths of the recorded forward. They differ, so that no axis can be taken for another one."""
@@ -39,10 +39,12 @@ class Structure:
     """What the module returns: logits, log-probabilities or probabilities."""
     notes: Sequence[str]
     limits: Sequence[str] = ()
-    """Operations that change values beyond a limit, which none reached, such as `clamp, my_code.py, line 41`."""
+    """Operations that change values beyond a limit, which perhaps none reached, such as `clamp, my_code.py, line 41`."""
 
 
-_LIMITS = frozenset(("clamp", "clamp_min", "clamp_max", "hardtanh", "minimum", "maximum", "nan_to_num"))
+_LIMITS = frozenset(
+    ["clamp", "clamp_min", "clamp_max", "hardtanh", "minimum", "maximum", "fmin", "fmax", "nan_to_num", "renorm"]
+)
 
 
 def read_structure(call: Call, ids: Callable[[int, int], Tensor]) -> Structure:
@@ -79,8 +81,15 @@ def read_structure(call: Call, ids: Callable[[int, int], Tensor]) -> Structure:
 
 def _limits(graph: Graph) -> list[str]:
     nodes = [node for node in graph.used if node.op in _LIMITS]
-    unused = [node for node in nodes if any(_is_same(node.value, given.value) for given in node.inputs)]
+    unused = [
+        node for node in nodes if _has_two(node) or any(_is_same(node.value, given.value) for given in node.inputs)
+    ]
     return list(dict.fromkeys(f"{node.op}, {node.place}" for node in unused))
+
+
+def _has_two(node: Node) -> bool:
+    """Whether a limit has two ends, of which one may act as an activation."""
+    return len([bound for bound in node.args[1:] if bound is not None]) > 1 or len(node.inputs) > 2
 
 
 def _is_same(value: Tensor, other: Tensor) -> bool:

@@ -69,7 +69,7 @@ MADE = frozenset(
 _SCATTERS = frozenset(("scatter", "scatter_"))
 _MOST_ONE_HOT = 8192
 """Largest vocabulary of one-hot vectors: the identity has the square of it."""
-_LOOKUPS = frozenset(("embedding", "index_select", "index"))
+LOOKUPS = frozenset(("embedding", "index_select", "index"))
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class Tape(DispatchMode):
         if not is_written and all(tensor.untyped_storage()._cdata in self._memory for tensor in results):
             return result  # a view
         floats = [given for given in inputs if given.value.is_floating_point()]
-        if name in _LOOKUPS and results[0].is_floating_point() and all(given.is_constant for given in floats):
+        if name in LOOKUPS and results[0].is_floating_point() and all(given.is_constant for given in floats):
             self._look_up(name, inputs, given, results[0])
         elif name.startswith("index_put") and origins[id(args[2])] is None:  # a mask: scores[hidden] = -inf
             self._node(name, inputs, given, results[0])

@@ -100,10 +100,43 @@ def test_a_branch_on_tokens_that_changes_nothing_is_said() -> None:
     assert "test_own_types.py, line" in read(Changed(checked)).doubts["branches on tokens"]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda src, logits: torch.where((src == FIRST).any(0)[None, :, None], logits * 2, logits),
+        lambda src, logits: logits + (src == FIRST).float().sum(0)[None, :, None],
+        lambda src, logits: logits.masked_fill((src[1:] == src[:-1]).any(0)[None, :, None], 0.0),
+    ],
+    ids=["where", "sum", "neighbours"],
+)
+def test_a_condition_on_tokens_that_random_sequences_rarely_meet_is_said(change: Any) -> None:
+    module = Changed(change)
+    module.src = nn.Embedding(4000, 16)
+    try:
+        doubts = read(module).doubts
+    except CheckpointError:  # a sequence met it
+        return
+    assert "test_own_types.py, line" in doubts["branches on tokens"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda src, logits: torch.where(logits > 50, 50.0, logits),
+        lambda src, logits: logits.masked_fill(logits > 50, 50.0),
+        lambda src, logits: torch.fmin(logits, torch.full_like(logits, 50.0)),
+        lambda src, logits: torch.nn.functional.hardtanh(logits, -50, 50),
+    ],
+    ids=["where", "masked_fill", "fmin", "hardtanh"],
+)
+def test_a_condition_on_values_that_no_sequence_meets_is_said(change: Any) -> None:
+    assert "test_own_types.py, line" in read(Changed(change)).doubts["limits of values"]
+
+
 def test_shapes_and_masks_are_no_branch_on_tokens() -> None:
     def masked(src: Tensor, logits: Tensor) -> Tensor:
         assert src.shape[0] > 0
-        return logits.masked_fill((src == IDS["unk_id"]).any(0)[None, :, None] & False, 0.0)
+        return logits + 0.0 * (src == IDS["pad_id"]).sum(0)[None, :, None]
 
     assert not read(Changed(masked)).doubts
 

@@ -1,0 +1,95 @@
+"""Finds the lines where values are chosen by a condition on tokens or on states, such as `torch.where(src == 5, ...)`.
+
+Such a condition is no part of the data flow that is read. Sequences that meet it may not be among those that are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from tfexport.models.dispatch import DispatchMode, line_of_user
+from tfexport.models.live.recording import Call, plain_operations
+from tfexport.models.live.tape import LOOKUPS, MADE
+
+
+@dataclass(frozen=True)
+class _Use:
+    """A condition on tokens that changes states."""
+
+    line: str
+    value: Tensor
+
+
+class _Conditions(DispatchMode):
+    """A mode that follows ids, states, and conditions on either, by the memory of their tensors."""
+
+    def __init__(self, *ids: Tensor):
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.uses: list[_Use] = []
+        """What follows from the ids alone and changes states, in order: masks of padding, and others."""
+        self.on_states: dict[str, None] = {}
+        """The lines where a condition on states changes states."""
+        # Tensors are kept, so that no other gets the address of their memory.
+        self._kinds: dict[int, tuple[str, Tensor]] = {self._key(tensor): ("ids", tensor) for tensor in ids}
+
+    @staticmethod
+    def _key(tensor: Tensor) -> int:
+        return tensor.untyped_storage()._cdata
+
+    def _kind(self, tensor: Tensor) -> str:
+        return self._kinds.get(self._key(tensor), ("", tensor))[0]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func._schema.name.split("::")[1]
+        given = [(self._kind(leaf), leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        kinds = {kind for kind, _ in given}
+        if name in MADE or not kinds - {""}:
+            return result
+        for made in tree_leaves(result):
+            if isinstance(made, Tensor):
+                kind = self._kind_of(name, made, given, kinds)
+                self._kinds[self._key(made)] = kind, made
+        return result
+
+    def _kind_of(self, name: str, made: Tensor, given: Sequence[tuple[str, Tensor]], kinds: set[str]) -> str:
+        if not made.is_floating_point():
+            return "condition" if kinds & {"state", "condition"} else "ids"
+        if "state" in kinds:
+            if "condition" in kinds:
+                self.on_states[line_of_user()] = None
+            self.uses += [_Use(line_of_user(), leaf.detach().clone()) for kind, leaf in given if kind == "ids"]
+            return "state"
+        if name in LOOKUPS and any(not kind and leaf.is_floating_point() for kind, leaf in given):
+            return "state"
+        return "condition" if "condition" in kinds else "ids"
+
+
+def conditions_on(call: Call, src_ids: Tensor, tgt_ids: Tensor, pad: int) -> tuple[list[str], list[str]]:
+    """The lines of the user's code where conditions on tokens, other than padding, and on states change states.
+
+    Args:
+        src_ids, tgt_ids: int64 [batch, length], without padding.
+    """
+    runs = []
+    for padded in (False, True):
+        pair = src_ids.clone(), tgt_ids.clone()
+        if padded:
+            for ids in pair:
+                ids[1:, -2:] = pad
+        with plain_operations(), _Conditions(*pair) as mode:
+            call(*pair)
+        runs.append(mode)
+    # A mask of padding differs between them. Random ids do not meet other conditions, or in the same places.
+    same = [
+        use.line
+        for use, other in zip(runs[0].uses, runs[1].uses, strict=False)
+        if use.value.shape == other.value.shape and torch.equal(use.value, other.value)
+    ]
+    return list(dict.fromkeys(same)), list(runs[0].on_states)
