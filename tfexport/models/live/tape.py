@@ -27,7 +27,7 @@ ELEMENT_BITS = 40
 CONSTANT = -1
 """The origin of an element that does not depend on the tokens."""
 
-_MOVES = frozenset(
+MOVES = frozenset(
     [
         "cat",
         "clone",
@@ -217,7 +217,7 @@ class Tape(DispatchMode):
             self._one_hot[results[0].untyped_storage()._cdata] = inputs[-1]
             self._write(results[0], inputs[-1].origin.expand(results[0].shape))  # type: ignore[union-attr]
             self._look_up_one_hot(results[0], results[0])
-        elif name in _MOVES:
+        elif name in MOVES:
             self._move(func, name, args, named, results, origins)
         elif name == "_to_copy" and tensors[0].untyped_storage()._cdata in self._one_hot:
             self._look_up_one_hot(tensors[0], results[0])
