@@ -40,7 +40,7 @@ from tfexport.models.families.family import SOURCE_ENDS
 from tfexport.models.formats.files import read_file
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.formats.state_dicts import some
-from tfexport.models.live.read import LiveModel, ReadingOptions, read_module
+from tfexport.models.live.read import LiveModel, ReadingOptions, computes_the_same, read_module
 
 FAMILY = "module"
 """The family of checkpoints that were read from a module, in manifests."""
@@ -58,8 +58,12 @@ class OwnModule:
     """The user's own `call(model, src, tgt)`."""
     path: Path | None = None
     """The file with its code, if a file was given."""
-    is_trained: bool = False
-    """Whether the module has its trained weights, so that no file is read."""
+    trained: nn.Module | None = None
+    """The user's own module with its trained weights, of which `build` gives copies. Then no file is read."""
+
+    @property
+    def is_trained(self) -> bool:
+        return self.trained is not None
 
     @classmethod
     def of_live(cls, module: nn.Module, adapter: Callable[..., Tensor] | None) -> OwnModule:
@@ -74,7 +78,7 @@ class OwnModule:
                     "module='FILE.py:NAME'."
                 ) from error
 
-        return cls(build, type(module).__name__, adapter, is_trained=True)
+        return cls(build, type(module).__name__, adapter, trained=module)
 
 
 def module_of(spec: str) -> OwnModule:
@@ -179,6 +183,7 @@ def read_own_module(
     # Its forward and its `call` may import modules when they run.
     with contextlib.nullcontext() if own.path is None else importing_beside(own.path):
         live = read_module(module, options)
+        _check_copy(own, live, options)
     check_told(path, live.config.to_dict(), {name: value for name, value in about.items() if name not in ids})
     if family_file is not None:
         write_family(family_file, live, names, path, Path(own.about).name, {**hints, **ids})
@@ -196,6 +201,21 @@ def read_own_module(
         ignored=ignored,
         confirmation=_confirmation(own, live, about),
     )
+
+
+def _check_copy(own: OwnModule, live: LiveModel, options: ReadingOptions) -> None:
+    """Raise CheckpointError if the user's own module computes something else than the copy that was read.
+
+    A module in training mode cannot be compared.
+    """
+    module = own.trained
+    if module is None or module.training:
+        return
+    if not computes_the_same(module, own.build().eval(), live, options):
+        raise CheckpointError(
+            f"a copy of {own.about} in evaluation mode computes something else than the module itself: its __deepcopy__, "
+            "__getstate__ or eval() changes it. Save its state_dict, and export the file with module='FILE.py:NAME'."
+        )
 
 
 def _check_absent_buffers(own: OwnModule, module: nn.Module, absent: Sequence[str], path: Path) -> None:

@@ -102,6 +102,17 @@ def find_call(
     return min(others, key=lambda way: (way.one_at_a_time, way.fixes_start, not way.masks_padding))
 
 
+def call_of(module: nn.Module, about: str, pad: int, vocab: int | None, adapter: Callable[..., Tensor] | None) -> Call:
+    """The call of another module of the same class that is made in the same way.
+
+    Args:
+        about: `WorkingCall.about`.
+    """
+    if adapter is not None:
+        return lambda src, tgt: adapter(module, src, tgt)
+    return next(way.call for way in _ways(module, pad, vocab) if way.about == about)
+
+
 def _tried(call: Call, ids: Ids, place: int = 0) -> str | None:
     """Why a call is none of a decoder, in words; None if it is one. See `_problem`."""
     try:

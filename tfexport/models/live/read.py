@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from tfexport.config import ModelConfig, Side
 from tfexport.errors import CheckpointError
-from tfexport.models.live.call import WorkingCall, find_call
+from tfexport.models.live.call import WorkingCall, call_of, find_call
 from tfexport.models.live.conditions import conditions_on
 from tfexport.models.live.errors import NotCanonical
 from tfexport.models.live.ids import Ids
@@ -55,6 +55,8 @@ class LiveModel:
     """How each of the weights is made of parameters and buffers; None for what the module computes."""
     doubts: Mapping[str, str]
     """What the comparison does not cover, with the reason."""
+    called: str
+    """How the module was called; see `WorkingCall.about`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +119,19 @@ def _unwrapped(module: nn.Module) -> nn.Module:
             return module
 
 
+def computes_the_same(module: nn.Module, copy: nn.Module, live: LiveModel, options: ReadingOptions) -> bool:
+    """Whether a module in evaluation mode and its copy give the same for a few tokens, in their own types."""
+    config, generator = live.config, torch.Generator().manual_seed(0)
+    src = torch.randint(config.src_vocab_size, (1, min(6, config.max_source_length)), generator=generator)
+    tgt = torch.randint(config.tgt_vocab_size, (1, min(5, config.max_target_length)), generator=generator)
+    with torch.no_grad():
+        results = [
+            call_of(_unwrapped(each), live.called, options.pad_id, options.vocab, options.adapter)(src, tgt)
+            for each in (module, copy)
+        ]
+    return torch.allclose(results[0].float(), results[1].float(), rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
 class _Reading:
     """The steps after the call is known."""
 
@@ -172,7 +187,7 @@ class _Reading:
         exported = build_model(config, weights)
         assert isinstance(exported, Transformer)
         doubts = self._doubts(exported)
-        return LiveModel(config, weights, proof, self.notes, made, doubts)
+        return LiveModel(config, weights, proof, self.notes, made, doubts, self.call.about)
 
     def _doubts(self, exported: Transformer) -> dict[str, str]:
         """What the comparison does not confirm, with the reason."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import tfexport
 from tests.support.commands import command
@@ -220,6 +220,27 @@ def test_a_live_module_is_exported_as_it_is_and_left_alone(folder: Path, tmp_pat
     runtime = load_runtime("ort-cpu", open_bundle(tmp_path / "live"), threads=1)
     ((hypothesis,),) = search(runtime, [source], SearchOptions(max_length=8))
     assert [token for token in hypothesis.ids if token != 3] == greedy(module.eval(), source)
+
+
+def test_a_live_module_that_a_copy_is_not_equal_to_is_refused(folder: Path, tmp_path: Path) -> None:
+    ids = {name.removesuffix("_id"): value for name, value in SPECIAL.items()}
+    module = built(folder)
+    kind = type(module)
+
+    class Forgetting(kind):  # type: ignore[misc, valid-type]
+        def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
+            return super().forward(src, tgt) * (2 if self.training or hasattr(self, "chosen") else 1)
+
+        def __getstate__(self) -> dict[str, Any]:
+            return {name: value for name, value in vars(self).items() if name != "chosen"}
+
+    module.__class__ = Forgetting
+    tfexport.export(module.eval(), tmp_path / "bundle", **ids)
+    module.chosen = True
+    with pytest.raises(
+        CheckpointError, match=r"a copy of Forgetting .* computes something else than the module itself"
+    ):
+        tfexport.export(module, tmp_path / "other", **ids)
 
 
 def test_a_live_module_may_need_the_user_s_call(folder: Path, tmp_path: Path) -> None:
