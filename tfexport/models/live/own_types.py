@@ -100,7 +100,9 @@ def doubts_in_own_types(call: WorkingCall, model: Transformer, returns: str, ids
         for pairs, context in zip(chain(of_several_lengths(model, ids, call), long), cycle(_CONTEXTS), strict=False):
             theirs, exact = _own(call, pairs, mode, context), _exact(model, returns, pairs)
             difference, _ = largest_difference(theirs, _rows_of(exact), pairs, returns)
-            if difference > _TOLERANCES[mode.type] and difference > _MOST_ROUNDING * _rounding(model, returns, pairs):
+            is_long = max(pairs.src.shape[1], pairs.tgt.shape[1]) >= min(_LONG)
+            tolerance = max(_TOLERANCES[mode.type], _LONG_TOLERANCE if is_long else 0.0)
+            if difference > tolerance and difference > _MOST_ROUNDING * _rounding(model, returns, pairs):
                 raise DependsOnType(
                     f"in {_name(mode.type)}, its logits differ by {difference:.1e} from those of the export"
                 )
@@ -123,6 +125,8 @@ class _Fails(Exception):
 
 _LONG = (64, 1024)
 """Further lengths of sources and targets."""
+_LONG_TOLERANCE = 1e-2
+"""The same for them: sinusoids that are computed in float32 have an error of 1e-4 at position 1,000."""
 _CONTEXTS = (torch.no_grad, torch.inference_mode, torch.enable_grad)
 """What people decode in."""
 
