@@ -38,6 +38,8 @@ from tfexport.models.transformer import Transformer
 
 LONGEST = 1024
 """The largest length of a model that has more positions, or computes them; a longer one is proven on request."""
+_MOST_LINES = 3
+"""Number of lines of the user's code that a message shows."""
 _FEWEST_WORDS = 8
 """Embeddings with fewer rows, such as those of segments, are not those of tokens."""
 
@@ -201,9 +203,9 @@ class _Reading:
             raise
         on_tokens, on_states = self.conditions
         if lines := dict.fromkeys([*self.lines, *on_tokens]):
-            doubts["branches on tokens"] = f"of {'; '.join(lines)}"
+            doubts["branches on tokens"] = f"of {_first([*lines])}"
         if limits := [*structure.limits, *(f"condition, {line}" for line in on_states)]:
-            doubts["limits of values"] = f"that no sequence may have reached ({'; '.join(limits)})"
+            doubts["limits of values"] = f"that no sequence may have reached ({_first(limits)})"
         if self.call.guessed:
             doubts["arguments"] = f"of forward that are needed and unknown: {', '.join(self.call.guessed)}, given None"
         return doubts
@@ -335,6 +337,12 @@ class _Reading:
             f"{side}.positions.table": tables.get(side, torch.zeros(length, width))
             for side, length in self.lengths.items()
         }
+
+
+def _first(lines: Sequence[str]) -> str:
+    """The first lines, and how many there are."""
+    more = f" and {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""
+    return f"{'; '.join(lines[:_MOST_LINES])}{more}"
 
 
 def _made(tags: Tags, scaled: Scaled) -> Made | None:
