@@ -130,16 +130,16 @@ def _sentence_splitter(language: str | None) -> Callable[[str], list[int]]:
         return [sentence["end_index"] for sentence in sentences]
 
     def bounds(line: str) -> list[int]:
-        found: list[int] = []
+        places: list[int] = []
         start = 0
         while start < len(line):
             part = line[start : start + _WINDOW]
             ends = bounds_of(part)
             if start + _WINDOW < len(line):
                 ends = ends[:-1]  # the last sentence may continue after the window
-            found += [start + end for end in ends]
-            start = found[-1] if ends else start + (part.rfind(" ") + 1 or len(part))
-        return found
+            places += [start + end for end in ends]
+            start = places[-1] if ends else start + (part.rfind(" ") + 1 or len(part))
+        return places
 
     def ends(line: str) -> list[int]:
         plain, start = _WIDE_SPACE.sub(" ", _SURROGATE.sub("\ufffd", line)), 0

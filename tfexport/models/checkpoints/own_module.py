@@ -235,14 +235,14 @@ def _check_absent_buffers(own: OwnModule, module: nn.Module, absent: Sequence[st
 
 def _unsaved(module: nn.Module) -> dict[str, Tensor]:
     """The tensors of a module that no state_dict has: buffers that are not persistent, and plain attributes."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for prefix, part in module.named_modules():
         plain = {name: value for name, value in vars(part).items() if isinstance(value, Tensor)}
         own = {name: part._buffers[name] for name in part._non_persistent_buffers_set}
-        found |= {
+        tensors |= {
             f"{prefix}.{name}".lstrip("."): value for name, value in {**plain, **own}.items() if value is not None
         }
-    return found
+    return tensors
 
 
 def _is_same(tensor: Tensor, other: Tensor) -> bool:
