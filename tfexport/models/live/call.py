@@ -118,7 +118,7 @@ def _tried(call: Call, ids: Ids, place: int = 0) -> str | None:
     try:
         with plain_operations():
             return _problem(call, ids, place)
-    except Exception as error:  # whatever the user's code raises, this way is none
+    except (Exception, SystemExit) as error:  # whatever the user's code raises, this way is none
         return f"{type(error).__name__}: {' '.join(str(error).split())[:150]}"
 
 
@@ -181,7 +181,7 @@ def _problem(call: Call, ids: Ids, place: int) -> str | None:
     padded = torch.cat([src, torch.full((3, 2), ids.pad)], 1)
     try:
         return _READS_PADDING if _differs(call(padded, tgt), result) else None
-    except Exception:  # a module without masks may accept no other length
+    except (Exception, SystemExit):  # a module without masks may accept no other length
         return _READS_PADDING
 
 

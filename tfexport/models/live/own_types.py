@@ -137,7 +137,7 @@ def _own(call: WorkingCall, pairs: Pairs, mode: _NarrowestType, context: Callabl
         with context(), eagerly(), mode, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of PyTorch about its fast path, which the user knows
             return call.call(pairs.src, pairs.tgt).detach()
-    except Exception as error:  # whatever the user's code raises
+    except (Exception, SystemExit) as error:  # whatever the user's code raises
         raise _Fails(" ".join(str(error).split())[:150]) from error
 
 

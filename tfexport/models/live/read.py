@@ -285,7 +285,7 @@ class _Reading:
         try:
             with plain_operations():
                 self.call.call(*self.ids.with_other_side(side, self.ids.random(side, (1, length), 0)))
-        except Exception as error:  # whatever the user's code raises
+        except (Exception, SystemExit) as error:  # whatever the user's code raises
             return " ".join(str(error).split())[:150]
         return None
 

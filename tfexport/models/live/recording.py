@@ -75,7 +75,7 @@ def record(call: Call, src_ids: Tensor, tgt_ids: Tensor) -> Recording:
             value = call(src_ids, tgt_ids).detach()
     except NotCanonical:
         raise
-    except Exception as error:  # whatever the user's code raises
+    except (Exception, SystemExit) as error:  # whatever the user's code raises
         about = f"its forward fails for {src_ids.shape[1]} source and {tgt_ids.shape[1]} target tokens"
         raise NotCanonical(f"{about} ({' '.join(str(error).split())[:150]})") from error
     origin = tape.origin_of(value)
@@ -98,9 +98,12 @@ def record_until(
     with (
         plain_operations(),
         Tape(src_ids, tgt_ids, until=lambda node: node.sides == {side} and until(node)) as tape,
-        contextlib.suppress(Reached),
     ):
-        call(src_ids, tgt_ids)
+        try:
+            call(src_ids, tgt_ids)
+        except (Exception, SystemExit, Reached):
+            if not tape.is_reached:  # else the user's code may have caught `Reached`, and ended in its own way
+                raise
     return of_side(tape.nodes, side)
 
 

@@ -160,6 +160,8 @@ class Tape(DispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.nodes: list[Node] = []
         self.until = until
+        self.is_reached = False
+        """Whether the last operation that was wanted is recorded."""
         self.moved_lookup = ""
         """The line that looks up ids in another order or number than that of the call."""
         self._memory: dict[int, _Memory] = {}
@@ -247,6 +249,7 @@ class Tape(DispatchMode):
         self.nodes.append(node)
         self._write(result, node.origin)
         if self.until is not None and self.until(node):
+            self.is_reached = True
             raise Reached
 
     def _scores_of(self, inputs: Sequence[Input]) -> tuple[Sequence[Input], Sequence[Any]] | None:

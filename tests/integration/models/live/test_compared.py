@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -110,3 +111,15 @@ def test_a_layer_that_does_not_run_is_left_alone() -> None:
     module = Tutorial()
     module.head = nn.Linear(5, 3)  # of a loss
     assert read(module).proof.error < 1e-12
+
+
+def test_a_forward_that_ends_the_program_fails_like_any_other() -> None:
+    class Ending(Tutorial):
+        def embed(self, ids: Tensor, table: nn.Embedding) -> Tensor:
+            try:
+                return super().embed(ids, table) + torch.zeros(20 if len(ids) > 20 else len(ids), 1, 1)
+            except:  # noqa: E722 (as people write it)
+                sys.exit()
+
+    live = read(Ending())
+    assert (live.config.max_source_length, live.config.max_target_length) == (20, 20)
