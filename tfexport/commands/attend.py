@@ -95,9 +95,10 @@ def attend(
 
 def _require_format(output: Path) -> None:
     """Raises TfexportError if the file cannot be drawn, before the long work begins."""
-    from tfexport.decoding.attention_maps import figure_class
+    from tfexport.decoding.attention_maps import NO_PNG
+    from tfexport.system.imports import figure_class
 
     if output.suffix not in (".html", ".png"):
         raise TfexportError(f"{output} is neither .html nor .png. Give one of them with -o.")
     if output.suffix == ".png":
-        figure_class()
+        figure_class(NO_PNG)

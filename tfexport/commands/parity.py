@@ -143,14 +143,15 @@ def _reference(directory: Path, checkpoint: Path | None, described: ReferenceOpt
 
 def _check_report(report: Path | None) -> None:
     """Raises TfexportError if the page cannot be written, before the long comparison begins."""
-    from tfexport.verification.page import figure_class
+    from tfexport.system.imports import figure_class
+    from tfexport.verification.page import NO_PLOTS
 
     if report is not None and not report.parent.is_dir():
         raise TfexportError(f"there is no folder {report.parent} for the page. Make it, or give another --report.")
     if report is not None and report.is_dir():
         raise TfexportError(f"{report} is a folder. Give a file for the page with --report.")
     if report is not None:
-        figure_class()
+        figure_class(NO_PLOTS)
 
 
 def _arranged(comparison: Comparison, batch_size: int) -> list[Invariance]:

@@ -13,7 +13,7 @@ from tfexport.config import ModelConfig
 from tfexport.decoding.attention_trace import resolve_layer
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import FloatArray, Runtime
-from tfexport.system.imports import import_failure
+from tfexport.system.imports import figure_class
 from tfexport.text.tokenizers import TextTokenizer
 
 if TYPE_CHECKING:
@@ -109,24 +109,13 @@ def labels_of(ids: Sequence[int], tokenizer: TextTokenizer | None) -> tuple[str,
     )
 
 
+NO_PNG = "a PNG needs matplotlib, which is not installed: pip install 'tfexport[report]'. Or write .html."
+
+
 def shortened(label: str) -> str:
     """A label cut to `LONGEST_LABEL` characters."""
     label = " ".join(label.split())
     return label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
-
-
-def figure_class() -> Any:
-    """The class `matplotlib.figure.Figure`, which draws PNG files.
-
-    Raises:
-        RuntimeUnavailable: matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        absent = "a PNG needs matplotlib, which is not installed: pip install 'tfexport[report]'. Or write .html."
-        raise import_failure(error, "matplotlib", absent) from error
-    return Figure
 
 
 def png(sentences: Sequence[Attention], choice: Choice) -> bytes:
@@ -139,7 +128,7 @@ def png(sentences: Sequence[Attention], choice: Choice) -> bytes:
     places, width, height = _placed(sentences, choice)
     if width * height * DPI**2 > MOST_PIXELS or max(width, height) * DPI > 2**16:
         raise TfexportError("the picture would be too large. Give --layer, --head or fewer lines, or write .html.")
-    figure = figure_class()(figsize=(width, height))
+    figure = figure_class(NO_PNG)(figsize=(width, height))
     for attention, title, weights, x, y, is_first in places:
         _draw(figure, attention, title, weights, (x, y), (width, height), labelled=is_first)
     out = io.BytesIO()

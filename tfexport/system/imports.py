@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from typing import Any
 
 from tfexport.errors import RuntimeUnavailable, words_of
 
@@ -25,6 +26,19 @@ def import_failure(error: ImportError, library: str, absent: str) -> Exception:
     if is_out_of_memory(error):
         return MemoryError(f"{library} cannot be loaded")
     return RuntimeUnavailable(f"{library} is installed and cannot be imported: {words_of(error)}. Install it again.")
+
+
+def figure_class(absent: str) -> Any:
+    """The class `matplotlib.figure.Figure`. Commands ask for it before the long work whose result it draws.
+
+    Raises:
+        RuntimeUnavailable: matplotlib is not installed; `absent` is the message.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise import_failure(error, "matplotlib", absent) from error
+    return Figure
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

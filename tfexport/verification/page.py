@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tfexport.contract import short_name
 from tfexport.errors import TfexportError
 from tfexport.graph_checks.check import GraphCheck
-from tfexport.system.imports import import_failure
+from tfexport.system.imports import figure_class
 from tfexport.system.version import version
 from tfexport.text.tokenizers import TextTokenizer
 from tfexport.verification.certificates import device_of, library_of
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 MOST_SENTENCES = 50
 """The largest number of sentences that differ, over all reports, the worst first."""
 
+NO_PLOTS = "the plots of a report need matplotlib, which is not installed: pip install 'tfexport[report]'."
 SMALLEST = 1e-9
 """The lower end of the plots of errors: an error of 0 has no logarithm."""
 
@@ -38,20 +39,6 @@ th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #ddd; 
 .passed { background: #e3f4e3 } .failed { background: #fbdcdc } .verdict { font-weight: 700 }
 .note { color: #666 } svg { width: 100%; height: auto } mark { background: #fbdcdc }
 """
-
-
-def figure_class() -> Any:
-    """The class `matplotlib.figure.Figure`.
-
-    Raises:
-        RuntimeUnavailable: matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        absent = "the plots of a report need matplotlib, which is not installed: pip install 'tfexport[report]'."
-        raise import_failure(error, "matplotlib", absent) from error
-    return Figure
 
 
 def write_page(path: Path, comparison: Comparison, arranged: Sequence[Invariance]) -> None:
@@ -197,7 +184,7 @@ def _matrix(reports: Sequence[ParityReport]) -> str:
 
 def _figure(draw: Callable[[Any], None], x: str, y: str) -> str:
     """A plot as inline SVG."""
-    figure = figure_class()(figsize=(10, 3), layout="constrained")
+    figure = figure_class(NO_PLOTS)(figsize=(10, 3), layout="constrained")
     axes: Axes = figure.add_subplot()
     draw(axes)
     axes.set_xlabel(x)

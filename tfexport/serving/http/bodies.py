@@ -21,7 +21,7 @@ _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 
 
 MOST_VALUES = 2**18
-"""The largest number of values in a JSON body. A value of 3 bytes takes some 100 bytes of memory."""
+"""The largest number of values in a JSON body. A small value takes many times its size in memory."""
 _MARK = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[,:\[{]', re.DOTALL)
 """A string, or a character that begins or divides values. A value has one or two of them."""
 

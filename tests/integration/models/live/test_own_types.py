@@ -103,25 +103,6 @@ def test_a_branch_on_tokens_that_changes_nothing_is_said() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda src, logits: torch.where((src == FIRST).any(0)[None, :, None], logits * 2, logits),
-        lambda src, logits: logits + (src == FIRST).float().sum(0)[None, :, None],
-        lambda src, logits: logits.masked_fill((src[1:] == src[:-1]).any(0)[None, :, None], 0.0),
-    ],
-    ids=["where", "sum", "neighbours"],
-)
-def test_a_condition_on_tokens_that_random_sequences_rarely_meet_is_said(change: Any) -> None:
-    module = Changed(change)
-    module.src = nn.Embedding(4000, 16)
-    try:
-        doubts = read(module).doubts
-    except CheckpointError:  # a sequence met it
-        return
-    assert "test_own_types.py, line" in doubts["branches on tokens"]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
         lambda src, logits: torch.where(logits > 50, 50.0, logits),
         lambda src, logits: logits.masked_fill(logits > 50, 50.0),
         lambda src, logits: torch.fmin(logits, torch.full_like(logits, 50.0)),
