@@ -22,6 +22,7 @@ from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.graph_checks.check import GraphCheck, check_graph
 from tfexport.graph_checks.definition import Definition
 from tfexport.models.checkpoints.load import Checkpoint, load_checkpoint
+from tfexport.models.checkpoints.own_module import FAMILY as MODULE_FAMILY
 from tfexport.models.checkpoints.own_module import OwnModule
 from tfexport.models.checkpoints.recognise import Chosen
 from tfexport.models.transformer import Transformer
@@ -297,6 +298,11 @@ def _overriding(name: str, ours: Any, theirs: Any) -> str:
 
 def _read_afresh(bundle: Bundle, read: Reference, say: Callable[[str], None]) -> _Afresh:
     path, hints = read.checkpoint, read.hints
+    if isinstance(read.family, OwnModule) and bundle.origin.family != MODULE_FAMILY:
+        raise TfexportError(  # both may be right, and still spell the same model with other tensors
+            f"{bundle.directory} was exported without --module, so it cannot be compared with {read.family.about}. Export "
+            "the checkpoint again with --module and compare that bundle, or leave --module out."
+        )
     loaded = read.load(path, {**bundle.origin.given, **hints}, family=read.family or bundle.origin.family)
     if loaded.sha256 != bundle.origin.sha256:
         say(f"note: {path} is not the file that {bundle.directory} was exported from")

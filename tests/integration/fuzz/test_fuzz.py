@@ -153,7 +153,7 @@ def test_a_model_that_decodes_otherwise_is_counted(tmp_path: Path, monkeypatch: 
 
     def other(bundle: Any) -> Any:
         runtime = real(bundle)
-        runtime.model.decoder.layers[0].norms[0].bias.data += 0.1
+        runtime.model.decoder.layers[0].self_attention.output.weight.data += 0.5
         return runtime
 
     monkeypatch.setattr(models.TorchRuntime, "from_bundle", other)

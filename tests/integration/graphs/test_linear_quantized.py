@@ -392,7 +392,7 @@ def rounded_model(model: Transformer, folder: Path, precision: Any) -> Transform
         rectified = is_relu and projection.name.endswith("feed_forward.output")
         rounded = Rounded(tensors, projection.name, biases_of(model, projection), rectified=rectified)
         if projection.name == "output":
-            twin._logits = lambda states, r=rounded: torch.from_numpy(r(twin.decoder.norm(states).numpy()))  # type: ignore[method-assign]
+            twin.logits = lambda states, r=rounded: torch.from_numpy(r(twin.decoder.norm(states).numpy()))  # type: ignore[method-assign]
             continue
         start = 0
         for path in projection.modules:

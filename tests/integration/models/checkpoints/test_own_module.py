@@ -276,6 +276,12 @@ def test_parity_reads_the_checkpoint_with_the_code_again(
         tfexport.parity(tmp_path / "bundle", checkpoint=folder / "ckpt.pt", beams=(1,))
 
 
+def test_parity_compares_no_bundle_of_a_named_family_with_the_code(folder: Path, tiny_bundle: Path) -> None:
+    """Both readings may be right and have other tensors: an embedding's scale in its weights, biases of zeros."""
+    with pytest.raises(TfexportError, match="was exported without --module"):
+        tfexport.parity(tiny_bundle, checkpoint=folder / "ckpt.pt", module=f"{folder / 'my_code.py'}:build", beams=(1,))
+
+
 @pytest.mark.parametrize(
     ("spec", "code", "about"),
     [
