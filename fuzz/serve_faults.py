@@ -213,8 +213,10 @@ async def disconnects(load: Load, count: int, clients: int) -> None:
     )
 
 
-REQUEST = b"POST /v1/translate HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
-UNREAD = b"GET /openapi.json HTTP/1.1\r\nhost: here\r\n\r\n" * 400
+REQUEST = (
+    b"POST /v1/translate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
+)
+UNREAD = b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 400
 STALLS: dict[str, tuple[bytes, str]] = {
     "half a body": (REQUEST + b'{"ids": [[4', "slow request"),
     "half of the headers": (REQUEST[:40], "slow headers"),

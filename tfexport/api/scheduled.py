@@ -79,9 +79,10 @@ class ScheduledModel:
 
     @property
     def is_serving(self) -> bool:
-        """Whether the scheduler accepts requests. It stops if a worker ended and cannot be replaced."""
+        """Whether the scheduler answers requests. It stops if a worker ended and cannot be replaced, or if all hang."""
         with self._service_lock:
-            return self._service is not None and not self._service.is_closed
+            service = self._service
+        return service is not None and not service.is_closed and not service.is_stalled
 
     @property
     def tells_attention(self) -> bool:

@@ -74,6 +74,13 @@ class ServingOptions(Options):
         default_text="1; `tfexport serve`: one for each CPU",
         panel=_WORKERS,
     )
+    worker_timeout: float = option(
+        60.0,
+        above=0,
+        help="Seconds after which a worker that has sentences and does not report is replaced. It reports after every few "
+        "steps.",
+        panel=_WORKERS,
+    )
     worker_kind: WorkerKind = option(
         "auto",
         help="Kind of workers: threads, or processes, which do not wait for each other; auto uses processes for several.",

@@ -18,9 +18,10 @@ from typing import Protocol
 from tfexport.decoding.hypothesis import Hypothesis, Source
 from tfexport.decoding.options import SearchOptions
 from tfexport.errors import DeadlineError, QueueFullError, UnavailableError
+from tfexport.scheduling.fair_queue import Waiting
 from tfexport.scheduling.metrics import Counters
 from tfexport.scheduling.options import ServingOptions
-from tfexport.scheduling.queue import Queue, Waiting
+from tfexport.scheduling.queue import Queue
 from tfexport.scheduling.sentences import Decided, Finished, Orders, Report, Sentence
 from tfexport.scheduling.speed import Speed
 
@@ -84,6 +85,8 @@ class _Worker:
     drop: list[Hashable] = field(default_factory=list)
     steps: int = MOST_STEPS
     """The steps since sentences last began."""
+    heard: float = 0.0
+    """The time of its last report, or of the orders that it got while idle."""
 
     def begin(self, running: _Running) -> None:
         self.running[running.waiting.sentence.key] = running
@@ -120,6 +123,8 @@ class Scheduler:
         self._numbers = itertools.count()
         self._deadlines: list[tuple[float, int]] = []  # a heap
         self._speed = Speed(clock)
+        self._begun = self._heard = clock()
+        """The times at which a sentence last began, and at which any worker last reported or all were idle."""
 
     # For callers.
 
@@ -132,11 +137,13 @@ class Scheduler:
         bulk: bool = False,
         streams: bool = False,
         timeout: float | None = None,
+        client: str = "",
     ) -> int:
         """Queue a request; returns its number.
 
         Args:
             sources: its sentences, at least one.
+            client: who sent it, if that is known. Clients take turns, and none has more than half of the queue.
             bulk: other requests take precedence; see `scheduling/queue.py`.
             streams: call `listener.decided`.
             timeout: seconds from now to the deadline; by default that of the serving options.
@@ -146,14 +153,13 @@ class Scheduler:
         """
         self._expire()
         tokens = sum(map(len, sources))
-        full = self._queue.requests >= self._options.max_queue
-        if full or (self._queue.requests and self._queue.tokens + tokens > self._options.max_queue_tokens):
+        if self._is_full(tokens) or (client and self._is_full_for(client, tokens)):
             self.counters.rejected += 1
             seconds = self.retry_after()
             raise QueueFullError(
                 f"{self._queue.requests} requests wait already. Send this one again in {seconds:.1f} seconds.", seconds
             )
-        wait, most = self.expected_wait(bulk=bulk), self._options.max_wait
+        wait, most = self.expected_wait(client, bulk=bulk), self._options.max_wait
         if most is not None and wait > most:
             self.counters.rejected += 1
             seconds = max(0.1, min(60.0, wait - 0.5 * most))
@@ -167,9 +173,11 @@ class Scheduler:
         sentences = [Sentence((number, index), source, options, streams) for index, source in enumerate(sources)]
         if timeout is not None:
             heapq.heappush(self._deadlines, (now + timeout, number))
+        if not self._requests:
+            self._heard = now
         self._requests[number] = _Request(number, sentences, bulk, now, listener)
         for sentence in sentences:
-            self._queue.push(Waiting(number, sentence, bulk, now))
+            self._queue.push(Waiting(number, sentence, bulk, now, client))
         self.counters.accepted += 1
         self._note()
         return number
@@ -180,18 +188,32 @@ class Scheduler:
             self.counters.cancelled += 1
         self._note()
 
-    def expected_wait(self, *, bulk: bool = False) -> float:
-        """The estimated number of seconds that a request would wait before it begins, if it arrived now.
+    def _is_full(self, tokens: int) -> bool:
+        queue, options = self._queue, self._options
+        return queue.requests >= options.max_queue or (
+            queue.requests > 0 and queue.tokens + tokens > options.max_queue_tokens
+        )
+
+    def _is_full_for(self, client: str, tokens: int) -> bool:
+        """Whether a client has its half of the queue."""
+        requests, options = self._queue.requests_of(client), self._options
+        return requests >= -(-options.max_queue // 2) or (
+            requests > 0 and self._queue.tokens_of(client) + tokens > options.max_queue_tokens // 2
+        )
+
+    def expected_wait(self, client: str = "", *, bulk: bool = False) -> float:
+        """The estimated number of seconds that a request of this client would wait before it begins, if it arrived now.
 
         This is the number of queued tokens before it, divided by the speed of the last seconds. It is at least the time that
-        the first request of its kind has waited so far. That estimate also works before the speed is known, and when workers
-        have stopped.
+        the client's first request of this kind has waited so far, or the time since a sentence last began if only others
+        wait. That estimate also works before the speed is known, and when workers have stopped.
         """
-        since, speed = self._queue.waiting_since(bulk=bulk), self._speed.value()
-        if since is None:
+        if not len(self._queue):
             return 0.0
-        waited = self._clock() - since
-        return waited if speed is None else max(waited, self._queue.tokens_before(bulk=bulk) / speed)
+        since, speed = self._queue.waiting_since(client, bulk=bulk), self._speed.value()
+        before = self._queue.tokens_before(client, bulk=bulk)
+        waited = self._clock() - (self._begun if since is None else since) if before else 0.0
+        return waited if speed is None else max(waited, before / speed)
 
     def retry_after(self) -> float:
         """The estimated number of seconds until the queue has room, i.e. until half of the queued tokens have begun."""
@@ -231,6 +253,9 @@ class Scheduler:
             if (mine.running and not fits) or (add and encoded > self._options.step_tokens):
                 break
             self._queue.pop()
+            if not mine.running:
+                mine.heard = self._clock()
+            self._begun = self._clock()
             mine.begin(_Running(first, tokens, self._starts.get(sentence.key, 0) + 1))
             self.counters.waiting_seconds.add(self._clock() - first.since)
             add.append(sentence)
@@ -243,6 +268,7 @@ class Scheduler:
     def report(self, worker: int, report: Report) -> None:
         """Process the report of a worker."""
         mine = self._workers[worker]
+        mine.heard = self._heard = self._clock()
         for rows, seconds in report.steps:
             self.counters.step_rows.add(rows)
             self.counters.step_seconds.add(seconds)
@@ -276,6 +302,16 @@ class Scheduler:
             self._starts[sentence.key] = running.starts
             self._queue.push(running.waiting, front=True)
         self._note()
+
+    def silent(self) -> list[int]:
+        """The workers that have sentences and have not reported for `worker_timeout` seconds."""
+        late = self._clock() - self._options.worker_timeout
+        return [number for number, worker in self._workers.items() if worker.running and worker.heard < late]
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether sentences run or wait, and no worker has reported for `worker_timeout` seconds."""
+        return bool(self._requests) and self._heard < self._clock() - self._options.worker_timeout
 
     def idle(self) -> list[int]:
         """The workers without sentences."""

@@ -50,6 +50,8 @@ class Service:
         with self._lock:
             for number in range(options.workers):
                 self._start(number)
+        self._ends = threading.Event()
+        threading.Thread(target=self._watch, name="tfexport watches workers", daemon=True).start()
 
     def __enter__(self) -> Service:
         return self
@@ -69,8 +71,10 @@ class Service:
         with self._lock:
             if self._closed:
                 raise UnavailableError("this model's scheduler is closed. Load the model again.")
+            usage = current.get()
+            client = "" if usage is None else usage.client
             number = self._scheduler.submit(
-                sources, options, listener, bulk=bulk, streams=listener.streams, timeout=timeout
+                sources, options, listener, bulk=bulk, streams=listener.streams, timeout=timeout, client=client
             )
             self._push(self._scheduler.idle())  # busy workers take orders between their steps
             self._deliver()
@@ -121,12 +125,19 @@ class Service:
         """Whether the service has stopped: it was closed, or a worker that ended cannot be replaced."""
         return self._closed
 
+    @property
+    def is_stalled(self) -> bool:
+        """Whether requests wait, and no worker has reported for `worker_timeout` seconds."""
+        with self._lock:
+            return self._scheduler.is_stalled
+
     def close(self) -> None:
         """End the workers. Unanswered requests fail."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
+            self._ends.set()
             workers = list(self._workers.values())
             self._scheduler.close(
                 UnavailableError("the model was closed before this request was answered. Send it again.")
@@ -148,6 +159,16 @@ class Service:
             orders = self._scheduler.take(number)
             if orders:
                 self._workers[number].send(orders)
+
+    def _watch(self) -> None:
+        """Replace workers that hang, until the service is closed."""
+        while not self._ends.wait(min(1.0, self.options.worker_timeout / 4)):
+            with self._lock:
+                if self._closed:
+                    return
+                hanging = [self._workers[number] for number in self._scheduler.silent()]
+            for worker in hanging:
+                worker.kill()
 
     def _cancel(self, number: int) -> None:
         with self._lock:

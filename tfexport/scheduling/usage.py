@@ -1,4 +1,4 @@
-"""Counts the work of a call, for example for a server that logs its requests.
+"""Who makes a call, and the work of the call, for example for a server that logs its requests.
 
 Set `current` before a call, and read it afterwards. Tasks and threads that the call starts see the same object.
 """
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 class Usage:
     """Sums over all decoded sentences."""
 
+    client: str = ""
+    """Who makes the call: the sentences of several clients take turns."""
     sentences: int = 0
     source_tokens: int = 0
     tokens: int = 0

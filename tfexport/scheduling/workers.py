@@ -70,6 +70,10 @@ class Worker(Protocol):
         """End the worker without waiting for its current work."""
         ...
 
+    def kill(self) -> None:
+        """End a worker that hangs. `OnEnd` is called. A thread cannot be ended."""
+        ...
+
 
 class ThreadWorker:
     """A thread over the runtime of this process."""
@@ -87,6 +91,9 @@ class ThreadWorker:
         self._inbox.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def kill(self) -> None:
+        pass
 
     def _run(self) -> None:
         try:
@@ -110,6 +117,7 @@ class ProcessWorker:
         self._connection, self._on_report, self._on_end = server.fork(), on_report, on_end
         self._outbox: SimpleQueue[Orders | None] = SimpleQueue()
         self._is_closed = False
+        self._pid: int | None = None
         # Two threads, so that neither waits for the worker. (The reader may wait for the sender: both use the scheduler.)
         self._threads = [
             threading.Thread(target=run, name=f"tfexport {name}", daemon=True)
@@ -128,6 +136,17 @@ class ProcessWorker:
             for thread in self._threads:
                 thread.join()
 
+    def kill(self) -> None:
+        if self._pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+        self._disconnect()  # also from a worker that has not said its number yet
+
+    def _disconnect(self) -> None:
+        """Wake both threads, whatever the worker does."""
+        with suppress(OSError), socket.fromfd(self._connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as own:
+            own.shutdown(socket.SHUT_RDWR)
+
     def _write(self) -> None:
         try:
             with suppress(OSError):  # the worker has ended; the other thread notices
@@ -144,6 +163,7 @@ class ProcessWorker:
 
     def _read(self) -> None:
         try:
+            self._pid = self._connection.recv()
             while True:
                 self._on_report(self, self._connection.recv())
         except (OSError, EOFError):
@@ -152,8 +172,7 @@ class ProcessWorker:
         except BaseException as error:
             self._on_end(self, error)
         finally:
-            with suppress(OSError), socket.fromfd(self._connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as own:
-                own.shutdown(socket.SHUT_RDWR)  # wakes the other thread if it waits for a worker that does not read
+            self._disconnect()  # the other thread may wait for a worker that does not read
             self._outbox.put(None)
 
 
@@ -246,6 +265,7 @@ def _serve_forks(runtime: Runtime[Any], control: socket.socket, theirs: socket.s
 def _work(runtime: Runtime[Any], connection: Connection) -> None:
     """A worker process: orders in, reports out."""
     end_with_parent()
+    connection.send(os.getpid())
     os.nice(NICENESS)
     decoder, kept, quiet, reported = Decoder(runtime), Report(), 0, 0.0
     while True:

@@ -51,5 +51,5 @@ def create_app(catalog: Catalog, options: ServerOptions | None = None, state: St
     describe_bodies(app, (LibreRequest, DetectRequest, InferRequest))
     if options.page:
         add_page(app)
-    app.state.metrics = operate(app, catalog, options, state)  # last: it surrounds all routes
+    operate(app, catalog, options, state)  # last: it surrounds all routes
     return app

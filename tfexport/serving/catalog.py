@@ -305,12 +305,12 @@ class Catalog:
         """Check that every bundle answers.
 
         Raises:
-            UnavailableError: the workers of a bundle have ended and cannot be replaced.
+            UnavailableError: the workers of a bundle have ended or hang, and cannot be replaced.
         """
         ended = [one.name for one in self.served if isinstance(one.model, Model) and not one.model.is_serving]
         if ended:
             raise UnavailableError(
-                f"the workers of {ended[0]} have ended and cannot be replaced. Start the server again."
+                f"the workers of {ended[0]} have ended or hang, and cannot be replaced. Start the server again."
             )
 
     def _end(self, retired: Served) -> None:

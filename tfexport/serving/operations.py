@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute
 
 from tfexport.serving.access.keys import Keys
-from tfexport.serving.access.limits import Limits
+from tfexport.serving.access.limits import Limits, Refusals
 from tfexport.serving.catalog import Catalog
 from tfexport.serving.options import ServerOptions
 from tfexport.serving.state import State
@@ -23,14 +23,16 @@ NOT_TRACED = "health,ready,metrics"
 """Routes that are called every few seconds."""
 
 
-def operate(app: FastAPI, catalog: Catalog, options: ServerOptions, state: State) -> Metrics:
-    """Add the middleware to an application that has its routes.
+def operate(app: FastAPI, catalog: Catalog, options: ServerOptions, state: State) -> None:
+    """Add the middleware to an application that has its routes. `app.state` gets `metrics` and `refusals`.
 
     Raises:
         TfexportError: the file of keys cannot be used.
     """
     metrics = Metrics(catalog, state)
     keys = Keys.read(options.keys) if options.keys is not None else None
+    refusals = Refusals(state, catalog, keys)
+    app.state.metrics, app.state.refusals = metrics, refusals
 
     @app.get("/metrics", include_in_schema=False)
     def scrape() -> Response:
@@ -38,7 +40,7 @@ def operate(app: FastAPI, catalog: Catalog, options: ServerOptions, state: State
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     # The middleware that is added last runs first.
-    app.add_middleware(Limits, options=options, state=state, metrics=metrics, keys=keys, catalog=catalog)
+    app.add_middleware(Limits, options=options, state=state, metrics=metrics, keys=keys, refusals=refusals)
     if options.cors:
         app.add_middleware(
             CORSMiddleware,
@@ -47,10 +49,9 @@ def operate(app: FastAPI, catalog: Catalog, options: ServerOptions, state: State
             allow_headers=["Authorization", "Content-Type", "X-API-Key", "X-Request-ID"],
             expose_headers=["Retry-After", "X-Request-ID"],
         )
-    addresses = {path for route in app.routes if (path := _path_of(route)) and "{" not in path}
+    addresses = [*app.openapi()["paths"], *(path for route in app.routes if (path := _path_of(route)))]
     app.add_middleware(Observe, state=state, metrics=metrics, addresses=addresses)
     _trace(app)
-    return metrics
 
 
 def _path_of(route: BaseRoute) -> str | None:

@@ -54,6 +54,15 @@ class ServerOptions(Options):
         help="Origin of web pages that may call the server, such as https://example.org; * for all.",
         panel=_ACCESS,
     )
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        flag="--allowed-host",
+        repeated=True,
+        metavar="NAME",
+        help="Host name by which clients call the server; * for all.",
+        default_text="this machine's own names if the server listens on it alone, otherwise all",
+        panel=_ACCESS,
+    )
     trusted_proxies: str | None = option(
         None,
         metavar="ADDRESSES",
@@ -68,10 +77,16 @@ class ServerOptions(Options):
         panel=_LIMITS,
     )
     max_requests: int = option(
-        2048, minimum=1, help="Largest number of concurrent requests; more are rejected.", panel=_LIMITS
+        2048,
+        minimum=1,
+        help="Largest number of concurrent requests, half of them from one client; more are rejected.",
+        panel=_LIMITS,
     )
     max_connections: int = option(
-        4096, minimum=1, help="Largest number of open connections; more are closed at once.", panel=_LIMITS
+        4096,
+        minimum=1,
+        help="Largest number of open connections, half of them from one address; more are closed at once.",
+        panel=_LIMITS,
     )
     max_body: int = option(4 * 2**20, minimum=1, help="Largest body of a request, in bytes.", panel=_LIMITS)
     receive_timeout: float = option(

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from tfexport.errors import DeadlineError, QueueFullError, TfexportError, UnavailableError
+from tfexport.scheduling.usage import current
 from tfexport.serving.catalog import UnknownModelError
 
 
@@ -71,17 +72,18 @@ class Problem:
         return JSONResponse({"error": message}, self.status, self.headers)
 
 
-def answer_problems(app: FastAPI, on_full: Callable[[QueueFullError], None] = lambda _: None) -> None:
+def answer_problems(app: FastAPI, on_full: Callable[[QueueFullError, str], None] = lambda *_: None) -> None:
     """Add handlers for errors to an app. `Observe` answers faults of the server.
 
     Args:
-        on_full: called for each request that a scheduler rejects.
+        on_full: called for each request that a scheduler rejects, with its client.
     """
 
     @app.exception_handler(TfexportError)
     async def _ours(_: Request, error: TfexportError) -> JSONResponse:
         if isinstance(error, QueueFullError):
-            on_full(error)
+            usage = current.get()
+            on_full(error, "" if usage is None else usage.client)
         return Problem.of(error).response()
 
     @app.exception_handler(RequestValidationError)

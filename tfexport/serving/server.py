@@ -12,14 +12,17 @@ import signal
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 
 import uvicorn
 
 from tfexport.errors import TfexportError
-from tfexport.serving.access.limits import refusal
+from tfexport.serving.access.limits import Refusals
+from tfexport.serving.access.origins import hosts_of
 from tfexport.serving.app import create_app
 from tfexport.serving.catalog import Catalog
 from tfexport.serving.http.connections import KEEP_ALIVE, Connection, check_always
@@ -30,6 +33,8 @@ from tfexport.serving.telemetry.logs import NOTES, log, log_config
 from tfexport.serving.telemetry.metrics import Metrics
 from tfexport.system.processes import leave_out_of_collections
 
+OTHER_FILES = 256
+"""Open files besides connections: of models, workers and the system."""
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -91,9 +96,11 @@ def run(catalog: Catalog, options: ServerOptions) -> None:
         SystemExit: with 128 plus the number of the signal, if a request was not answered.
     """
     state = State()
+    options = replace(options, allowed_hosts=hosts_of(options))
     app = create_app(catalog, options, state)
     metrics: Metrics = app.state.metrics
-    allow_connections(options.max_connections)
+    refusals: Refusals = app.state.refusals
+    options = replace(options, max_connections=allow_connections(options.max_connections))
     reloader = Reloader(catalog, metrics, options.reload_every) if options.reload else None
     proxies = options.trusted_proxies
     config = uvicorn.Config(
@@ -101,7 +108,8 @@ def run(catalog: Catalog, options: ServerOptions) -> None:
         host=options.host,
         port=options.port,
         timeout_keep_alive=KEEP_ALIVE,
-        http=partial(Connection, options, metrics, partial(refusal, state, catalog)),  # type: ignore[arg-type]  # a callable is enough
+        # A callable is enough. Behind proxies, connections do not show clients; `Limits` does.
+        http=partial(Connection, options, metrics, Counter(), None if proxies else refusals.of_connection),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=log_config(options.log_format),
@@ -127,14 +135,24 @@ def run(catalog: Catalog, options: ServerOptions) -> None:
         sys.exit(128 + server.signal)
 
 
-def allow_connections(count: int) -> None:
-    """Raise this process's limit of open files for so many connections, as far as the system allows. It is usually 1,024."""
+def allow_connections(count: int) -> int:
+    """Raise this process's limit of open files for so many connections, as far as the system allows. It is usually 1,024.
+
+    Returns the number of connections that fit. Beyond it the system would drop connections without a response or a log line.
+    """
     with suppress(ImportError, ValueError, OSError):
         import resource
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = count + 256
+        wanted = count + OTHER_FILES
         if hard != resource.RLIM_INFINITY:
             wanted = min(wanted, hard)
         if soft != resource.RLIM_INFINITY and soft < wanted:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        if wanted < count + OTHER_FILES:
+            fitting = max(1, wanted - OTHER_FILES)
+            log(
+                NOTES, "fewer connections, because of the limit of open files (ulimit -n)", {"max_connections": fitting}
+            )
+            return fitting
+    return count

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Literal
 
 from tfexport.errors import QueueFullError
@@ -15,6 +16,10 @@ PAUSE = 0.05
 of work, and does not run empty in this time."""
 
 
+MOST_FULL = 4096
+"""Clients whose rejections are remembered. Older ones are forgotten, and their next requests are read."""
+
+
 @dataclass
 class State:
     """The state of one server."""
@@ -23,25 +28,39 @@ class State:
     """The server ends when all accepted requests are answered."""
     active: int = 0
     """The number of requests that are being answered."""
+    active_of: Counter[str] = field(default_factory=Counter)
+    """The same by client."""
     unanswered: int = 0
     """The number of requests that were cancelled at the end of the server."""
 
-    full: tuple[str, float] | None = None
-    """The message and the seconds of the last rejection by a scheduler. The error object itself would keep its stack frames
-    and the request alive."""
-    full_until: float = 0.0
-    """The time until which other requests are rejected because of it."""
+    full: dict[str, tuple[str, float, float]] = field(default_factory=dict)
+    """By client, the message and the seconds of the last rejection by a scheduler, and the time until which further requests
+    are rejected because of it. The error object itself would keep its stack frames and the request alive."""
 
-    def note_full(self, error: QueueFullError) -> None:
-        """Record that a scheduler rejected a request."""
+    def begin(self, client: str) -> None:
+        """Count a request that is being answered."""
+        self.active += 1
+        self.active_of[client] += 1
+
+    def end(self, client: str) -> None:
+        """The request is answered."""
+        self.active -= 1
+        self.active_of[client] -= 1
+        if not self.active_of[client]:
+            del self.active_of[client]
+
+    def note_full(self, error: QueueFullError, client: str = "") -> None:
+        """Record that a scheduler rejected a request of a client."""
         if not error.bulk:
-            self.full, self.full_until = (str(error), error.retry_after), time.monotonic() + PAUSE
+            if len(self.full) >= MOST_FULL:
+                self.full.clear()
+            self.full[client] = (str(error), error.retry_after, time.monotonic() + PAUSE)
 
-    def refusal(self) -> QueueFullError | None:
-        """The error of requests that are rejected unread, if any. Reading a request takes a fraction of a translation's
-        time: under heavy overload the server would do little else."""
-        is_full = self.full is not None and time.monotonic() < self.full_until
-        return QueueFullError(*self.full) if is_full and self.full is not None else None
+    def refusal(self, client: str = "") -> QueueFullError | None:
+        """The error of a client's requests that are rejected unread, if any. Reading a request takes a fraction of a
+        translation's time: under heavy overload the server would do little else."""
+        message, seconds, until = self.full.get(client, ("", 0.0, 0.0))
+        return QueueFullError(message, seconds) if time.monotonic() < until else None
 
     @property
     def status(self) -> ServerStatus:

@@ -1,12 +1,15 @@
-"""`/health` when the workers of a bundle have ended and cannot be replaced."""
+"""`/health` when the workers of a bundle hang, or have ended and cannot be replaced."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
+import pytest
 from fastapi.testclient import TestClient
 
 from tfexport.scheduling.options import ServingOptions
@@ -39,6 +42,34 @@ def test_a_process_that_can_decode_nothing_any_more_is_not_healthy(quantized_bun
             client.post("/v1/translate", json={"text": "de4", "timeout": 1})
             assert time.monotonic() < ends
         assert answer.status_code == 503
-        assert "the workers of tiny have ended" in answer.json()["error"]
+        assert "the workers of tiny have ended or hang" in answer.json()["error"]
     finally:
+        catalog.close()
+
+
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_a_worker_that_hangs_is_replaced_or_shows_in_health(quantized_bundle: Path, is_replaced: bool) -> None:
+    """A stopped fork server makes no worker that could replace a stopped one."""
+    before = set(children(os.getpid()))
+    how = HowToLoad(scheduling=ServingOptions(worker_kind="processes", worker_timeout=1))
+    catalog = Catalog([Place("tiny", quantized_bundle)], how)
+    stopped: list[int] = []
+    try:
+        client = TestClient(create_app(catalog))
+        assert client.post("/v1/translate", json={"text": "de4"}).status_code == 200
+        (server,) = set(children(os.getpid())) - before
+        stopped = [*children(server), *([] if is_replaced else [server])]
+        for process in stopped:
+            os.kill(process, signal.SIGSTOP)
+        with ThreadPoolExecutor(1) as waits:
+            answer = waits.submit(client.post, "/v1/translate", json={"text": "de4", "timeout": 20})
+            if not is_replaced:
+                time.sleep(1.5)
+                assert client.get("/health").status_code == 503
+            assert answer.result().status_code == (200 if is_replaced else 503)
+        assert client.get("/health").status_code == 200  # nobody waits
+    finally:
+        for process in stopped:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGCONT)
         catalog.close()

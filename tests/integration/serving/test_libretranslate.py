@@ -106,7 +106,7 @@ def test_html_keeps_tags(client: TestClient, alone: Any) -> None:
     html = f'<p class="b a">{LINES[0]} <b>{LINES[1]}</b>&amp;<code>de4</code></p>'
     wanted = f'<p class="b a">{one} <b>{two}</b>&amp;<code>de4</code></p>'
     assert ask(client, q=html, format="html") == {"translatedText": wanted}
-    assert "32768" in refused(client, q="<p>" * 20000, format="html")
+    assert "32,768" in refused(client, q="<p>" * 20000, format="html")
 
 
 def test_the_source_is_found_where_there_is_one(client: TestClient) -> None:
@@ -181,7 +181,7 @@ def test_languages_detection_and_settings(client: TestClient) -> None:
     assert client.post("/detect", json={"q": "x"}).status_code == 400
     assert client.post("/detect", json={}).json()["error"].startswith("Invalid request: missing q parameter")
     settings = client.get("/frontend/settings").json()
-    assert (settings["charLimit"], settings["language"]["source"]) == (-1, {"code": "de", "name": "German"})
+    assert (settings["charLimit"], settings["language"]["source"]) == (262_144, {"code": "de", "name": "German"})
 
 
 @pytest.fixture(scope="module")

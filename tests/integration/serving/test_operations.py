@@ -104,7 +104,7 @@ def scope_of(method: str) -> dict[str, Any]:
         "path": "/v1/translate",
         "raw_path": b"/v1/translate",
         "query_string": b"",
-        "headers": [(b"content-type", b"application/json")],
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
         "client": ("10.0.0.1", 5),
         "server": ("host", 80),
         "scheme": "http",

@@ -14,8 +14,9 @@ from tests.support.scheduling import Answer
 from tfexport.decoding.hypothesis import Hypothesis, Source
 from tfexport.decoding.search import SearchOptions
 from tfexport.errors import QueueFullError, TfexportError
+from tfexport.scheduling.fair_queue import Waiting
 from tfexport.scheduling.options import ServingOptions
-from tfexport.scheduling.queue import Queue, Waiting
+from tfexport.scheduling.queue import Queue
 from tfexport.scheduling.scheduler import Scheduler
 from tfexport.scheduling.sentences import Finished, Report, Sentence
 from tfexport.scheduling.speed import MEMORY, Speed

@@ -61,6 +61,8 @@ def test_a_worker_that_reads_nothing_does_not_keep_its_connection() -> None:
     worker = ProcessWorker(Reads(), fails, lambda _, error: errors.append(error))  # type: ignore[arg-type]
     for _ in range(100):
         worker.send([b"x" * 100_000])  # type: ignore[arg-type]  # more than a socket takes
-    Connection(theirs.detach()).send(Report())
+    worker_end = Connection(theirs.detach())
+    worker_end.send(0)  # its process id
+    worker_end.send(Report())
     worker.close()
     assert [type(error) for error in errors] == [ValueError]

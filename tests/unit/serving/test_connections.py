@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,7 +61,8 @@ class Client:
         self.connection = Connection(
             ServerOptions(**options),
             metrics,
-            lambda: self.full,
+            Counter(),
+            lambda headers, address: self.full,
             config=config,
             server_state=ServerState(),
             app_state={},

@@ -10,7 +10,7 @@ import pytest
 
 from tfexport.errors import QueueFullError
 from tfexport.serving import state as module
-from tfexport.serving.access.limits import Limits
+from tfexport.serving.access.limits import Limits, Refusals
 from tfexport.serving.options import ServerOptions
 from tfexport.serving.state import State
 from tfexport.serving.telemetry.metrics import Metrics
@@ -32,7 +32,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def status_of(state: State, bundles: int = 1, method: str = "POST") -> int:
+def status_of(state: State, bundles: int = 1, method: str = "POST", client: str = "127.0.0.1") -> int:
     """The status of a request. The application behind the limits answers 200, and reading a body is an error."""
     catalog: Any = SimpleNamespace(served=[None] * bundles)
     sent: list[Any] = []
@@ -48,7 +48,7 @@ def status_of(state: State, bundles: int = 1, method: str = "POST") -> int:
         if read:
             await asyncio.Event().wait()  # the client stays
         read = True
-        if state.refusal() and bundles == 1 and method == "POST":
+        if state.refusal(client) and bundles == 1 and method == "POST":
             raise AssertionError("a request that is refused is not read")
         return {"type": "http.request", "body": b"{}", "more_body": False}
 
@@ -56,9 +56,17 @@ def status_of(state: State, bundles: int = 1, method: str = "POST") -> int:
         sent.append(message)
 
     limits = Limits(
-        app, options=ServerOptions(), state=state, metrics=Metrics(catalog, state), keys=None, catalog=catalog
+        app,
+        options=ServerOptions(),
+        state=state,
+        metrics=Metrics(catalog, state),
+        keys=None,
+        refusals=Refusals(state, catalog, None),
     )
-    scope = {"type": "http", "method": method, "path": "/v1/translate", "headers": [], "client": ("127.0.0.1", 1)}
+    scope = {
+        "type": "http", "http_version": "1.1", "method": method, "path": "/v1/translate", "headers": [(b"host", b"a")],
+        "client": (client, 1),
+    }  # fmt: skip
     asyncio.run(limits(scope, receive, send))
     if sent[0]["status"] == 429:
         assert (b"retry-after", b"3") in sent[0]["headers"]
@@ -68,20 +76,21 @@ def status_of(state: State, bundles: int = 1, method: str = "POST") -> int:
 def test_after_a_refusal_others_are_refused_unread_for_a_moment(clock: Clock) -> None:
     state = State()
     assert status_of(state) == 200
-    state.note_full(QueueFullError("too much waits", 2.5))
+    state.note_full(QueueFullError("too much waits", 2.5), "127.0.0.1")
     assert status_of(state) == 429
+    assert status_of(state, client="127.0.0.2") == 200  # another client may have room
     clock.now += module.PAUSE
     assert status_of(state) == 200
 
 
 def test_who_only_looks_and_who_may_mean_another_bundle_is_not_refused(clock: Clock) -> None:
     state = State()
-    state.note_full(QueueFullError("too much waits", 2.5))
+    state.note_full(QueueFullError("too much waits", 2.5), "127.0.0.1")
     assert status_of(state, method="GET") == 200
     assert status_of(state, bundles=2) == 200
 
 
 def test_refusals_of_bulk_requests_are_no_reason_for_others(clock: Clock) -> None:
     state = State()
-    state.note_full(QueueFullError("too much waits", 2.5, bulk=True))
+    state.note_full(QueueFullError("too much waits", 2.5, bulk=True), "127.0.0.1")
     assert status_of(state) == 200

@@ -11,7 +11,7 @@ from typing import Any, cast
 from starlette.types import Message, Receive, Scope, Send
 
 from tfexport.serving.access.keys import Keys
-from tfexport.serving.access.limits import Limits
+from tfexport.serving.access.limits import Limits, Refusals
 from tfexport.serving.options import ServerOptions
 from tfexport.serving.state import State
 
@@ -26,8 +26,9 @@ async def _never(scope: Scope, receive: Receive, send: Send) -> None:
 
 def _refused(limits: Limits) -> tuple[int, weakref.ref[Told]]:
     """The status of a request with an unknown key, and what tells whether the request is still kept."""
-    headers = [(b"authorization", b"Bearer somebody-elses-key")]
-    scope, statuses = Told(type="http", method="POST", path="/translate", headers=headers, client=("::1", 1)), []
+    headers = [(b"host", b"a"), (b"authorization", b"Bearer somebody-elses-key")]
+    about = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/translate", "client": ("::1", 1)}
+    scope, statuses = Told(about, headers=headers), []
 
     async def receive() -> Message:
         return {"type": "http.request", "body": b"{}", "more_body": False}
@@ -41,13 +42,14 @@ def _refused(limits: Limits) -> tuple[int, weakref.ref[Told]]:
 
 def test_a_refused_request_is_not_kept() -> None:
     metrics = SimpleNamespace(refused=SimpleNamespace(labels=lambda _: SimpleNamespace(inc=lambda: None)))
+    state, keys = State(), Keys({"a-key-of-sixteen": "ours"})
     limits = Limits(
         _never,
         options=ServerOptions(),
-        state=State(),
+        state=state,
         metrics=cast(Any, metrics),
-        keys=Keys({"a-key-of-sixteen": "ours"}),
-        catalog=cast(Any, SimpleNamespace(served=[])),
+        keys=keys,
+        refusals=Refusals(state, cast(Any, SimpleNamespace(served=[])), keys),
     )
     for _ in range(3):
         status, kept = _refused(limits)

@@ -74,9 +74,11 @@ def _digest(key: str) -> bytes:
 
 
 def key_in_headers(headers: Mapping[str, str]) -> str | None:
-    """The key of `Authorization: Bearer KEY` or `X-API-Key: KEY`."""
+    """The key of `Authorization: Bearer KEY` or `X-API-Key: KEY`, in UTF-8."""
     kind, _, key = headers.get("authorization", "").partition(" ")
-    return key.strip() if kind.lower() == "bearer" else headers.get("x-api-key")
+    given = key.strip() if kind.lower() == "bearer" else headers.get("x-api-key")
+    # Starlette decodes the bytes of headers as Latin-1.
+    return None if given is None else given.encode("latin-1").decode("utf-8", "surrogateescape")
 
 
 async def key_in_body(scope: Scope, body: bytes) -> str | None:

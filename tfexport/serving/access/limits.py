@@ -1,4 +1,4 @@
-"""The checks before a route sees a request: keys, rates, concurrent requests, and sizes.
+"""The checks before a route sees a request: hosts, origins, keys, rates, concurrent requests, and sizes.
 
 GET requests are not counted, and need no key except for `/metrics`. All other requests are counted and need a key.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from limits import parse
 from limits.aio.storage import MemoryStorage
@@ -19,8 +19,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tfexport.errors import QueueFullError
 from tfexport.serving.access.keys import Keys, key_in_body, key_in_headers
+from tfexport.serving.access.origins import ANY, check_host, check_origin
 from tfexport.serving.catalog import Catalog
 from tfexport.serving.http.bodies import ClientGoneError, check_values, read_body, run_while_there
+from tfexport.serving.http.large_requests import LARGE, LargeRequests
 from tfexport.serving.options import ServerOptions
 from tfexport.serving.problems import Problem
 from tfexport.serving.record import current_record
@@ -38,13 +40,32 @@ def unknown_key() -> HTTPException:
     return HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
 
 
-REASONS = {401: "key", 408: "slow request", 413: "size"}
+REASONS = {400: "host", 401: "key", 403: "origin", 408: "slow request", 413: "size", 421: "host", 429: "rate"}
 
 
-def refusal(state: State, catalog: Catalog) -> QueueFullError | None:
-    """The reason to reject requests unread now, if any. With several bundles there is none: another one may have room."""
-    full = state.refusal()
-    return full if full is not None and len(catalog.served) == 1 else None
+class Refusals:
+    """The reasons to reject requests of a client unread.
+
+    Args:
+        keys: the keys; None if no key is needed.
+    """
+
+    def __init__(self, state: State, catalog: Catalog, keys: Keys | None):
+        self._state, self._catalog, self._keys = state, catalog, keys
+
+    def client(self, headers: Mapping[str, str], address: str) -> str:
+        """The name of a client: that of its key, or its network address. Clients share the server."""
+        name = self._keys.name_of(key_in_headers(headers)) if self._keys is not None else None
+        return name or network_of(address)
+
+    def of_connection(self, headers: list[tuple[bytes, bytes]], address: str) -> QueueFullError | None:
+        """The reason to reject a request with these headers, if any."""
+        return self.of(self.client(Headers(raw=headers), address)) if self._state.full else None
+
+    def of(self, client: str) -> QueueFullError | None:
+        """The reason, if any. With several bundles there is none: another one may have room."""
+        full = self._state.refusal(client)
+        return full if full is not None and len(self._catalog.served) == 1 else None
 
 
 class Rate:
@@ -76,73 +97,93 @@ class Limits:
         state: State,
         metrics: Metrics,
         keys: Keys | None,
-        catalog: Catalog,
+        refusals: Refusals,
     ):
         self._app, self._options, self._state, self._metrics, self._keys = app, options, state, metrics, keys
-        self._catalog = catalog
+        self._refusals = refusals
+        self._large = LargeRequests()
         self._rate = Rate(options.rate) if options.rate else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        counted = scope["method"] not in LOOKS
-        if counted and self._state.active >= self._options.max_requests:
-            busy = f"{self._state.active} requests are being answered already. Send this one again."
+        headers = Headers(scope=scope)
+        client = self._refusals.client(headers, scope["client"][0] if scope.get("client") else "")
+        if scope["method"] in LOOKS:
+            await self._taken(scope, receive, send, client)
+            return
+        active, most = self._state.active, self._options.max_requests
+        if active >= most or self._state.active_of[client] >= -(-most // 2):
+            busy = f"{active} requests are being answered already. Send this one again."
             await self._refuse(HTTPException(429, busy, {"Retry-After": "1"}), "requests", scope, receive, send)
             return
-        full = refusal(self._state, self._catalog) if counted else None
-        if full is not None:
+        if (full := self._refusals.of(client)) is not None:
             problem = Problem.of(full)
             error = HTTPException(problem.status, problem.message, problem.headers)
             await self._refuse(error, "queue", scope, receive, send)
             return
-        self._state.active += counted
+        self._state.begin(client)
         try:
-            await self._taken(scope, receive, send)
+            await self._taken(scope, receive, send, client)
         finally:
-            self._state.active -= counted
+            self._state.end(client)
 
-    async def _taken(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _taken(self, scope: Scope, receive: Receive, send: Send, client: str) -> None:
         try:
-            body = await self._allowed(scope, receive)
+            body = await self._allowed(scope, receive, client)
         except HTTPException as error:
-            reason = REASONS.get(error.status_code, "rate")
+            reason = REASONS[error.status_code]
             await self._refuse(error, reason, scope, receive, send)
         except ClientGoneError:
             if (record := current_record.get()) is not None:
                 record.is_gone = True
         else:
-            await run_while_there(self._app, scope, body, receive, send)
+            app = self._large.over(self._app) if len(body) >= LARGE else self._app
+            await run_while_there(app, scope, body, receive, send)
 
-    async def _allowed(self, scope: Scope, receive: Receive) -> bytes:
+    async def _allowed(self, scope: Scope, receive: Receive, client: str) -> bytes:
         """The body of an allowed request.
+
+        Args:
+            client: the name of its key, if a header has one, otherwise its address.
 
         Raises:
             HTTPException: the request is not allowed.
         """
-        looks = scope["method"] in LOOKS
-        given = key_in_headers(Headers(scope=scope))
+        looks, headers = scope["method"] in LOOKS, Headers(scope=scope)
+        check_host(headers, self._options.allowed_hosts or (ANY,), scope["http_version"])
+        if not looks:
+            check_origin(headers, self._options.cors)
+        given = key_in_headers(headers)
         name = self._keys.name_of(given) if self._keys is not None else None
         if not looks and name is not None:
             await self._count(name)  # first, so that a client over its rate need not send its body
         needs_key = self._keys is not None and (not looks or scope["path"] in WITH_KEY)
         if needs_key and name is None and (given is not None or looks):
-            await self._count(_client_of(scope))
+            await self._count(client)
             raise unknown_key()
         if not looks and self._keys is None:
-            await self._count(_client_of(scope))
+            await self._count(client)
         most, seconds = self._options.max_body, self._options.receive_timeout
         body = await read_body(scope, receive, most=most, seconds=seconds)
-        check_values(scope, body)
-        if needs_key and name is None and self._keys is not None:
-            name = self._keys.name_of(await key_in_body(scope, body))
-            await self._count(name or _client_of(scope))
+        checking = self._checked(scope, body, has_key=not needs_key or name is not None)
+        in_body = await (self._large.run(checking) if len(body) >= LARGE else checking)
+        if needs_key and name is None:
+            name = in_body
+            await self._count(name or client)
             if name is None:
                 raise unknown_key()
         if (record := current_record.get()) is not None:
-            record.key = name
+            record.key, record.usage.client = name, name or client
         return body
+
+    async def _checked(self, scope: Scope, body: bytes, *, has_key: bool) -> str | None:
+        """Check the values of a body; returns the name of the key in it, unless the request has one already."""
+        check_values(scope, body)
+        if has_key or self._keys is None:
+            return None
+        return self._keys.name_of(await key_in_body(scope, body))
 
     async def _count(self, client: str) -> None:
         """Count a request of a client.
@@ -162,11 +203,14 @@ class Limits:
         await answer(scope, receive, send)
 
 
-def _client_of(scope: Scope) -> str:
+def network_of(host: str) -> str:
     """The address of a client; for IPv6 the network, because a client has very many addresses."""
-    host = scope["client"][0] if scope.get("client") else ""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         return host
-    return str(ipaddress.ip_network((address, 64), strict=False)) if address.version == 6 else host
+    if address.version == 4:
+        return host
+    if address.ipv4_mapped is not None:  # a server on both kinds of sockets calls every IPv4 client ::ffff:A.B.C.D
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False))

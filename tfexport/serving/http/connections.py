@@ -11,11 +11,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.utils import get_remote_addr
 
 from tfexport.errors import QueueFullError
 from tfexport.serving.options import ServerOptions
@@ -26,7 +29,10 @@ CHECK_EVERY = 0.5
 """Seconds between two checks of all connections."""
 
 MOST_HEADERS = 64 * 1024
-"""The largest size of a request's headers in bytes. Parsers are slow for long headers, and delay all other requests."""
+"""The largest size of a request in bytes without its body: headers, and the framing of chunks. Parsers are slow for long
+headers, and delay all other requests."""
+CHUNK = 16
+"""Bytes of framing that each byte of a body may have in addition. A chunk of one byte has 5."""
 
 FULL = b'{"error":"the server has too many connections. Try again."}'
 REFUSAL = (
@@ -45,6 +51,9 @@ request into a connection that is being closed."""
 
 LOOKS = (b"GET", b"HEAD", b"OPTIONS")
 LARGE_HEADERS = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_FRAMING = (b"content-length", b"transfer-encoding", b"connection")
+"""Headers that say where a request ends."""
 
 
 class _Counted:
@@ -72,59 +81,154 @@ class _Progress:
     """The last time at which the client had read more, or had read everything."""
 
 
+class _Parser(httptools.HttpRequestParser):
+    """A parser that ignores `Upgrade`."""
+
+    def __init__(self, connection: Connection):
+        super().__init__(connection)
+        self._connection = connection
+        # As uvicorn's: a request after one with `Connection: close` is no error, and gets no response.
+        self.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def feed_data(self, data: bytes) -> None:  # type: ignore[override]  # uvicorn gives bytes
+        parser: httptools.HttpRequestParser = self
+        while True:
+            try:
+                httptools.HttpRequestParser.feed_data(parser, data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
+                self._connection.restart_parser()
+                parser = self._connection.parser
+
+
 class Connection(HttpToolsProtocol):
     """A connection that measures how long it waits for its client.
 
     Args:
-        refusal: the reason to reject requests other than GET now; None to accept them.
+        addresses: the open connections by address, which this changes. One address has at most half of all.
+        refusal: returns the reason to reject a request with these headers from an address, if it is not a GET; None to
+            accept it.
     """
 
     def __init__(
         self,
         options: ServerOptions,
         metrics: Metrics,
-        refusal: Callable[[], QueueFullError | None] = lambda: None,
+        addresses: Counter[str],
+        refusal: Callable[[list[tuple[bytes, bytes]], str], QueueFullError | None] | None = None,
         **uvicorn: Any,
     ):
         super().__init__(**uvicorn)
-        self._options, self._metrics, self._refusal = options, metrics, refusal
+        self.parser = _Parser(self)
+        self._options, self._metrics, self._addresses, self._refusal = options, metrics, addresses, refusal
         self._refused: bytes | None = None
         """The response to a request whose body has not arrived yet."""
         self._counted: _Counted | None = None
         self._progress = _Progress()
         self._headers_since: float | None = None
-        self._header_bytes = 0
+        self._frame_bytes = self._body_bytes = 0
+        """The size of the current request without its body, and of its body, so far."""
+        self._is_complete = False
+        """A request ended in the data that is being parsed."""
+        self._is_reframed = False
+        """The parser reads the headers of a request again."""
+        self._address = ""
+        self._has_ended = False
+        """The client will send no more, and waits for responses."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        if len(self.connections) >= self._options.max_connections:
+        most, self._address = self._options.max_connections, (get_remote_addr(transport) or ("", 0))[0]
+        if len(self.connections) >= most or self._addresses[self._address] >= -(-most // 2):
             self._metrics.refused.labels("connections").inc()
             transport.write(REFUSAL)
             transport.close()
             return
+        self._addresses[self._address] += 1
         self._counted = _Counted(transport)
         self._headers_since = self._progress.since = time.monotonic()
         super().connection_made(self._counted)  # type: ignore[arg-type]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._counted is not None:
-            super().connection_lost(exc)
+        if self._counted is None:
+            return
+        self._addresses[self._address] -= 1
+        if not self._addresses[self._address]:
+            del self._addresses[self._address]
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._counted is None:
             return
-        if self._headers_since is None and (self.cycle is None or self.cycle.response_complete):
+        if self._headers_since is None and not self._is_answering:
             self._headers_since = time.monotonic()
+        before, self._is_complete = self._body_bytes, False
         super().data_received(data)
-        if self._headers_since is not None:  # headers continue
-            self._header_bytes += len(data)
-            if self._header_bytes > MOST_HEADERS and not self._counted.is_closing():
-                self._metrics.refused.labels("large headers").inc()
+        if self._is_complete:  # the rest of this data belongs to the next request, and is short
+            self._frame_bytes = self._body_bytes = 0
+            return
+        self._frame_bytes += len(data) - (self._body_bytes - before)
+        if self._frame_bytes > MOST_HEADERS + CHUNK * self._body_bytes and not self._counted.is_closing():
+            self._metrics.refused.labels("large headers").inc()
+            if not self._is_answering:
                 self._counted.write(LARGE_HEADERS)
-                self._counted.close()
+            self._counted.close()
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's closes the connection: it returns None
+        """Whether the connection stays open for the response. A client may send no more and still wait (RFC 9112, 9.6).
+
+        TCP shows no difference to a client that left, but one that left answers the next bytes with a reset. An interim
+        response is such bytes.
+        """
+        self._has_ended = self._is_answering and not self.cycle.more_body
+        self._probe()
+        return self._has_ended
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._has_ended and not self._is_answering and self._counted is not None:
+            self._counted.close()
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _probe(self) -> None:
+        if self._counted is None or not self._has_ended or not self._is_answering or self.cycle.response_started:
+            return
+        if self.cycle.scope["http_version"] == "1.1":  # older clients know no interim responses
+            self._counted.write(CONTINUE)
+
+    def restart_parser(self) -> None:
+        """Read on after a request with `Upgrade` as if it had none, which a server may do (RFC 9110, 7.8).
+
+        The parser stops behind such headers, takes the body for another protocol, and cannot be told otherwise. A new parser
+        gets the headers again that say where the body ends.
+        """
+        head = [name + b": " + value + b"\r\n" for name, value in self.headers if name in _FRAMING]
+        self.parser, self._is_reframed = _Parser(self), True
+        try:
+            self.parser.feed_data(b"".join([b"POST / HTTP/1.1\r\n", *head, b"\r\n"]))
+        finally:
+            self._is_reframed = False
+
+    def on_message_begin(self) -> None:
+        if not self._is_reframed:
+            super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if not self._is_reframed:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_reframed:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._header_bytes = 0
-        if (full := self._refusal()) is not None and self._is_short():
+        if self._is_reframed:
+            return
+        full = self._refusal(self.headers, self._address) if self._refusal is not None else None
+        if full is not None and self._is_short():
             # The time limit for headers covers the body too.
             self._refused = _refusal_of(full, keep_alive=self.parser.should_keep_alive())
             return
@@ -133,17 +237,20 @@ class Connection(HttpToolsProtocol):
 
     def _is_short(self) -> bool:
         """Whether the connection can reject this request without the application: it is short, and no other is running."""
-        is_first = self.cycle is None or self.cycle.response_complete
-        if not is_first or self.expect_100_continue or self.parser.get_method() in LOOKS or self._options.cors:
+        if self._is_answering or self.expect_100_continue or self.parser.get_method() in LOOKS or self._options.cors:
             return False
         length = dict(self.headers).get(b"content-length", b"")
         return length.isdigit() and int(length) <= SHORT_BODY
 
     def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
         if self._refused is None:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # `restart_parser` reads the body
+        self._is_complete = True
         if self._refused is None:
             super().on_message_complete()
             return
@@ -167,6 +274,7 @@ class Connection(HttpToolsProtocol):
             self._abort("slow reader")
         if self._headers_since is not None and now - self._headers_since > self._options.receive_timeout:
             self._abort("slow headers")
+        self._probe()
 
     def _abort(self, reason: str) -> None:
         assert self._counted is not None

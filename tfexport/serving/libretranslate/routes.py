@@ -33,6 +33,9 @@ from tfexport.serving.problems import PROBLEMS
 MOST_INTERACTIVE = 4096
 """The largest number of characters of a request that is not a bulk request."""
 
+MOST_TEXT = 262_144
+"""The largest number of characters of text in a request. Each sentence of a text takes many times its size in memory."""
+
 MOST_HTML = 32_768
 """The largest number of characters of HTML in a request: Python's parser takes quadratic time if many tags stay open."""
 
@@ -97,7 +100,7 @@ def libretranslate_router(catalog: Catalog, *, needs_key: bool = False) -> APIRo
         )
         return FrontendSettings(
             apiKeys=needs_key,
-            charLimit=-1,
+            charLimit=MOST_TEXT,
             filesTranslation=False,
             frontendTimeout=_TYPING_PAUSE,
             keyRequired=needs_key,
@@ -116,8 +119,9 @@ async def _translated(served: Served, texts: Sequence[str], asked: LibreRequest,
         TfexportError: a sentence cannot be translated.
     """
     size = sum(map(len, texts))
-    if asked.format == "html" and size > MOST_HTML:
-        raise TfexportError(f"the HTML has {size} characters, above {MOST_HTML}. Send it in several requests.")
+    kind, most = ("HTML", MOST_HTML) if asked.format == "html" else ("text", MOST_TEXT)
+    if size > most:
+        raise TfexportError(f"the {kind} has {size:,} characters, above {most:,}. Send it in several requests.")
     found = await served.translator.translate_documents_async(
         texts,
         language=source,

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tfexport.scheduling import usage
@@ -39,11 +40,12 @@ class Observe:
     """ASGI middleware.
 
     Args:
-        addresses: the server's further addresses, in addition to its routes.
+        addresses: the paths of the server's routes. Requests that were refused have no route.
     """
 
     def __init__(self, app: ASGIApp, *, state: State, metrics: Metrics, addresses: Collection[str]):
-        self._app, self._state, self._metrics, self._addresses = app, state, metrics, frozenset(addresses)
+        self._app, self._state, self._metrics = app, state, metrics
+        self._addresses = [(compile_path(address)[0], address) for address in dict.fromkeys(addresses)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -80,8 +82,8 @@ class Observe:
 
     def _note(self, scope: Scope, record: Record, status: int, seconds: float) -> None:
         method = scope["method"] if scope["method"] in METHODS else OTHER
-        route, path = scope.get("route"), scope["path"]
-        address = path if path in self._addresses else getattr(route, "path", OTHER)
+        path = scope["path"]
+        address = next((address for pattern, address in self._addresses if pattern.match(path)), OTHER)
         self._metrics.requests.labels(method, address, str(status)).inc()
         self._metrics.seconds.labels(address).observe(seconds)
         used = record.usage

@@ -1,0 +1,80 @@
+"""Which names and which web pages may reach the server.
+
+A web page of any origin can make a visitor's browser send a form or plain text to a server on the visitor's machine or
+network, and can make its own name resolve to that machine (DNS rebinding). Browsers send both names: `Host` is the server
+as the page calls it, and `Origin` is the page.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+
+from tfexport.serving.options import ServerOptions
+
+ANY = "*"
+_PORTS = {"http": 80, "https": 443}
+
+
+def hosts_of(options: ServerOptions) -> tuple[str, ...]:
+    """The host names that a server with these options accepts; `*` for all.
+
+    By default all, because nobody but the operator knows the names of a machine. A server that listens on this machine alone
+    accepts this machine's own names.
+    """
+    own = (options.host, "localhost") if is_loopback(options.host) else (ANY,)
+    return tuple(name.lower() for name in options.allowed_hosts or own)
+
+
+def check_host(headers: Headers, allowed: Collection[str], http_version: str) -> None:
+    """Raise HTTPException unless a request has one `Host` (RFC 9112, 3.2), and it is an allowed one."""
+    given = headers.getlist("host")
+    if len(given) > 1 or (not given and http_version == "1.1"):
+        raise HTTPException(400, f"this request has {len(given)} Host headers. Send one.")
+    if not given or ANY in allowed:
+        return
+    name = _host_of(f"//{given[0]}")[0]
+    if name not in allowed and not (is_loopback(name) and any(map(is_loopback, allowed))):
+        raise HTTPException(
+            421,
+            f"this server does not answer for the host {given[0]!r}. Call it by another name, or start it with "
+            f"--allowed-host {name or 'NAME'}.",
+        )
+
+
+def check_origin(headers: Headers, allowed: Collection[str]) -> None:
+    """Raise HTTPException if a web page of another origin sent a request, unless CORS allows this origin.
+
+    Browsers send `Origin` with each POST. They ask first only for kinds of content that forms lack.
+    """
+    origin = headers.get("origin")
+    if origin is None or ANY in allowed or origin in allowed:
+        return
+    scheme = origin.partition("://")[0]
+    if _host_of(origin) != _host_of(f"{scheme}://{headers.get('host', '')}"):
+        raise HTTPException(
+            403,
+            f"pages of {origin!r} may not call this server. Start it with --cors {origin}; behind a proxy, let the proxy "
+            "pass the Host header on.",
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is this machine itself."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _host_of(url: str) -> tuple[str, int | None]:
+    """The host and the port of a URL; nothing if it has none."""
+    try:
+        parts = urlsplit(url)
+        return (parts.hostname or "").rstrip("."), parts.port or _PORTS.get(parts.scheme)
+    except ValueError:
+        return "", None
