@@ -102,7 +102,7 @@ corpus-capacity: $(VENV)/dev.done
 
 # Faults around a server: workers killed, clients that go away or stall, and SERVED requests in a row; takes half an hour.
 serve-faults: $(VENV)/dev.done
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.serve_faults --kills $(KILLS) --requests $(SERVED)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.serve_faults --kills $(KILLS) --requests $(SERVED) --mixed $(SERVED)
 
 # Computes what a loss of power leaves after every call of export, decode and train, and checks that nothing was lost.
 power-loss: $(VENV)/dev.done

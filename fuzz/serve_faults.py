@@ -1,7 +1,7 @@
-"""Faults around a server: workers are killed, clients go away, read nothing or send half a request; and many requests.
+"""Faults around a server: workers are killed, clients go away or are hostile; and many requests.
 
     python -m fuzz.serve_faults [--kills 200] [--disconnects 1000] [--stalls 20] [--requests 100000]
-        [--clients 16] [--seed 0]
+        [--mixed 200000] [--clients 16] [--seed 0]
 
 `tfexport serve` runs in a process of its own, over a small random model. Each answer is compared with `translate_ids`.
 
@@ -9,6 +9,7 @@ kills        a worker process is killed while clients ask; each request gets its
 disconnects  clients go away at random moments, with and without streams; nothing of their requests is left in the server
 stalls       clients read nothing, or send half of a body or of its headers; their connections end, and others are answered
 requests     many in a row; memory, file descriptors and threads of the server do not grow
+mixed        the same with hostile clients beside honest ones, which are answered right and in time (`hostile_clients`)
 
 Figures are printed. The exit code is 1 where an answer is lost, wrong or a fault of the server, or where something grew.
 """
@@ -25,8 +26,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ import httpx
 import torch
 
 import tfexport
+from fuzz.hostile_clients import Mixed
 from fuzz.serving import CONFIG, write_bundle
 from tests.support.servers import Running, serving
 
@@ -293,21 +295,20 @@ def _own_memory(process: int) -> int:
     return 0
 
 
-async def requests(load: Load, count: int, clients: int) -> None:
-    """Many requests; the first half lets caches and allocators settle."""
-    answered, left = 0, count
-    sizes = {0: Size.of(load.running)}
+@asynccontextmanager
+async def require_size(load: Load, answered: Callable[[], int], count: int) -> AsyncIterator[None]:
+    """Check that the server does not grow in the second half of `count` requests; the first lets allocators settle."""
+    sizes, began = {0: Size.of(load.running)}, time.monotonic()
 
-    def is_over() -> bool:
-        nonlocal left, answered
-        left, answered = left - 1, answered + 1
-        if answered == count // 2:
-            sizes[answered] = Size.of(load.running)
-        return left < 0
+    async def watch() -> None:
+        while answered() < count // 2:
+            await asyncio.sleep(0.02)
+        sizes[count // 2] = Size.of(load.running)
 
-    began = time.monotonic()
-    await load.clients(clients, is_over)
+    watching = asyncio.create_task(watch())
+    yield
     seconds = time.monotonic() - began
+    await watching
     await asyncio.sleep(6)  # idle connections end
     sizes[count] = Size.of(load.running)
     for number, size in sorted(sizes.items()):
@@ -316,9 +317,29 @@ async def requests(load: Load, count: int, clients: int) -> None:
     middle, last = sizes[count // 2], sizes[count]
     if last.resident - middle.resident > GROWTH:
         load.figures.problem(f"memory grew by {(last.resident - middle.resident) / 2**20:.1f} MiB")
-    if last.files > sizes[0].files + 4 or last.threads > sizes[0].threads + 4:
-        load.figures.problem(f"files or threads grew: {sizes[0]}, then {last}")
+    if last.files > middle.files + 4 or last.threads > middle.threads + 4:
+        load.figures.problem(f"files or threads grew: {middle}, then {last}")
     await load.require_rest()
+
+
+async def requests(load: Load, count: int, clients: int) -> None:
+    """Many requests."""
+    answered = 0
+
+    def is_over() -> bool:
+        nonlocal answered
+        answered += 1
+        return answered > count
+
+    async with require_size(load, lambda: answered, count):
+        await load.clients(clients, is_over)
+
+
+async def mixed(load: Load, count: int, clients: int) -> None:
+    """Hostile clients beside honest ones."""
+    state = Mixed(load, count)
+    async with require_size(load, lambda: state.sent, count):
+        await state.run(clients)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -327,6 +348,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--disconnects", type=int, default=1000)
     parser.add_argument("--stalls", type=int, default=20)
     parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--mixed", type=int, default=200_000)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
@@ -336,16 +358,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         disconnects: options.disconnects,
         stalls: options.stalls,
         requests: options.requests,
+        mixed: options.mixed,
     }
     bad = 0
     with tempfile.TemporaryDirectory() as temporary:
         bundle = write_bundle(Path(temporary)).directory
-        limits = ["--receive-timeout", RECEIVE, "--send-timeout", SEND, "--max-wait", 60]
+        limits = ["--receive-timeout", RECEIVE, "--send-timeout", SEND]
         for phase, count in phases.items():
             if not count:
                 continue
             log = Path(temporary) / f"{phase.__name__}.log"
-            with serving(log, f"model={bundle}", "--workers", 2, "--worker-kind", "processes", *limits) as running:
+            patience = [] if phase is mixed else ["--max-wait", 60]
+            with serving(
+                log, f"model={bundle}", "--workers", 2, "--worker-kind", "processes", *limits, *patience
+            ) as running:
                 load, began = Load(bundle, running, options.seed), time.monotonic()
                 asyncio.run(phase(load, count, options.clients))
                 said = [line for line in log.read_text(encoding="utf-8").splitlines() if "INFO request" not in line]

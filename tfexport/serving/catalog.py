@@ -258,7 +258,7 @@ class Catalog:
         with self._lock:
             found = self.find(name, pair)
             found.users += 1
-        note_model(found.name)
+        note_model(found.name, found.bundle.directory)
         try:
             yield found
         finally:

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from tfexport.errors import DeadlineError, QueueFullError, TfexportError, UnavailableError
 from tfexport.scheduling.usage import current
 from tfexport.serving.catalog import UnknownModelError
+from tfexport.serving.record import without_folder
 
 
 class Error(BaseModel):
@@ -59,7 +60,7 @@ class Problem:
         """The problem that a client gets for an error."""
         status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 400)
         headers = {"Retry-After": str(math.ceil(error.retry_after))} if isinstance(error, QueueFullError) else {}
-        return cls(status, str(error), headers)
+        return cls(status, without_folder(str(error)), headers)
 
     def to_json(self) -> str:
         """The problem as an event of a stream."""

@@ -6,6 +6,7 @@ import random
 import re
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tfexport.scheduling.usage import Usage
 
@@ -19,6 +20,8 @@ class Record:
     id: str
     model: str | None = None
     """The bundle of the request."""
+    folder: str | None = None
+    """The folder of the bundle, which clients are not told."""
     key: str | None = None
     """The name of the request's key."""
     is_gone: bool = False
@@ -34,7 +37,15 @@ def request_id(given: str | None) -> str:
     return given if given is not None and _ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
 
 
-def note_model(name: str) -> None:
+def note_model(name: str, folder: Path) -> None:
     """Record that the current request uses this bundle."""
     if (record := current_record.get()) is not None:
-        record.model = name
+        record.model, record.folder = name, str(folder)
+
+
+def without_folder(message: str) -> str:
+    """A message for the client of the current request: the name of its bundle in place of the folder."""
+    record = current_record.get()
+    if record is None or record.model is None or record.folder is None:
+        return message
+    return message.replace(record.folder, record.model)

@@ -136,6 +136,22 @@ def test_the_rate_of_an_address_is_bounded(catalog: Catalog) -> None:
     assert [ask(one).status_code for one in (other, neighbor, other, neighbor)] == [200, 200, 200, 429]
 
 
+def test_an_ipv4_address_is_one_on_every_kind_of_socket(catalog: Catalog) -> None:
+    it = client(catalog, rate="1/hour")
+    addresses = ("::ffff:10.0.0.1", "::ffff:10.0.0.2", "10.0.0.1")
+    clients = [TestClient(it.app, client=(address, 1)) for address in addresses]
+    assert [ask(one).status_code for one in clients] == [200, 200, 429]
+
+
+def test_one_client_has_at_most_half_of_the_requests(catalog: Catalog) -> None:
+    state = State()
+    it = client(catalog, state, max_requests=4)
+    for _ in range(2):
+        state.begin("10.0.0.1")
+    assert ask(TestClient(it.app, client=("10.0.0.1", 1))).status_code == 429
+    assert ask(TestClient(it.app, client=("10.0.0.2", 1))).status_code == 200
+
+
 def test_rates_are_checked() -> None:
     with pytest.raises(TfexportError, match="rate is 'often', not such as 10/second"):
         ServerOptions(rate="often")
@@ -152,6 +168,13 @@ def test_who_asks_needs_a_key(catalog: Catalog, keys: Path) -> None:
         refused = ask(it, headers=headers)
         assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
         assert refused.json() == {"error": "this server needs an API key. Send it as Authorization: Bearer KEY."}
+
+
+def test_a_key_may_have_any_letters(catalog: Catalog, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("anna schlüssel-für-übersetzer\n", encoding="utf-8")
+    it = client(catalog, keys=tmp_path / "keys")
+    for headers in ({"X-API-Key": "schlüssel-für-übersetzer".encode()}, {"X-API-Key": b"schl\xfcssel"}):
+        assert ask(it, headers=headers).status_code == (200 if b"\xc3" in headers["X-API-Key"] else 401)
 
 
 def test_who_looks_needs_none_but_for_metrics(catalog: Catalog, keys: Path) -> None:
@@ -285,6 +308,26 @@ def test_metrics_tell_what_schedulers_and_the_server_counted(catalog: Catalog) -
     counts = re.findall(r'tfexport_request_seconds_bucket\{le="[^"]*",model="tiny"\} (\S+)', text)
     assert counts == sorted(counts, key=float)
     assert float(counts[-1]) == metric(it, 'tfexport_request_seconds_count{model="tiny"}')
+
+
+def test_refused_requests_have_the_label_of_their_address(catalog: Catalog, keys: Path) -> None:
+    it = client(catalog, keys=keys, max_body=100)
+    for path in ("/v1/translate", "/translate", "/v2/models/tiny/infer"):
+        assert it.post(path, json={}).status_code == 401
+        assert it.post(path, content=b"a" * 101).status_code == 413
+    for address in ("/v1/translate", "/translate", "/v2/models/{name}/infer"):
+        for status in (401, 413):
+            line = f'tfexport_http_requests_total{{address="{address}",method="POST",status="{status}"}}'
+            assert metric(it, line, **{"X-API-Key": KEY}) == 1
+
+
+def test_clients_are_not_told_where_bundles_are(catalog: Catalog) -> None:
+    it = client(catalog)
+    for option in ({"attention": True}, {"replace_unk": True}):
+        refused = it.post("/v1/translate", json={"text": "de5", **option})
+        assert refused.status_code == 400
+        assert str(catalog.find().bundle.directory) not in refused.json()["error"]
+        assert refused.json()["error"].startswith("tiny has no graphs that return attention")
 
 
 def test_all_counters_are_metrics() -> None:

@@ -264,5 +264,18 @@ def test_a_bundle_is_replaced_again_and_again_under_load(bundle: Path, tmp_path:
 
 @pytest.mark.thorough
 def test_faults(capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--kills", "5", "--disconnects", "40", "--stalls", "4", "--requests", "300", "--clients", "4"]
+    given = [
+        "--kills",
+        "5",
+        "--disconnects",
+        "40",
+        "--stalls",
+        "4",
+        "--requests",
+        "300",
+        "--mixed",
+        "600",
+        "--clients",
+        "5",
+    ]
     assert serve_faults.main(given) == 0, capsys.readouterr().out
