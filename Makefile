@@ -20,7 +20,7 @@ EXAMPLES = per_head_conv1d tutorial_spacy annotated_transformer base_model_tied 
 KERNELS = setup.py $(wildcard tfexport/kernels/*.h tfexport/kernels/*.cpp)
 
 .PHONY: setup demo test types style unit check docs engines cuda-dry fuzz faults kills power-loss load gpu gpu-day gpu-day-pack
-.PHONY: corpus-kills corpus-capacity examples constraints clean bench-serve serve-faults
+.PHONY: corpus-kills corpus-capacity costs examples constraints clean bench-serve serve-faults
 
 # For contributors: the virtual environment, the kernels, and hooks that check each commit (not where git keeps no hooks,
 # as in a folder that was unpacked from an archive).
@@ -78,6 +78,12 @@ fuzz: $(VENV)/dev.done
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.http --requests $(REQUESTS)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.device_search
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.documents
+
+# The cost of large bodies in every field of the server, and of repeated patterns in every kind of file; takes an hour.
+costs: $(VENV)/dev.done
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.body_costs --cases 5000
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.body_costs --cases 500 --clients 4 --slow 50
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.file_costs
 
 # Plants faults in bundles, with corrected checksums, and lists those that parity does not find; takes half an hour.
 faults: $(VENV)/dev.done

@@ -95,15 +95,10 @@ class Mixed:
                 *(self._repeated(client, lambda: ("/v1/translate", json.dumps(body))) for _ in range(8))
             )
 
-    async def large(self, bodies: list[body_costs.Case]) -> None:
+    async def large(self, bodies: list[tuple[str, bytes]]) -> None:
         chooser = random.Random(0)
-
-        def draw() -> tuple[str, bytes]:
-            case = chooser.choice(bodies)
-            return case.path, case.body
-
         async with self.client() as client:
-            await self._repeated(client, draw)
+            await self._repeated(client, lambda: chooser.choice(bodies))
 
     async def _repeated(self, client: httpx.AsyncClient, draw: Callable[[], tuple[str, str | bytes]]) -> None:
         while self.more():
@@ -154,7 +149,7 @@ class Mixed:
         """
         description = httpx.get(f"{self.load.running.url}/openapi.json").json()
         every = [case for case in body_costs.cases(description) if case.kind == "application/json"]
-        bodies = random.Random(0).sample(every, LARGE_BODIES)
+        bodies = [(case.path, case.make()) for case in random.Random(0).sample(every, LARGE_BODIES)]
         kinds = itertools.cycle((self.heavy, lambda: self.large(bodies), self.raw, self.raw, self.gone))
         hostile = [kind() for kind in itertools.islice(kinds, clients)]
         await asyncio.gather(*(self.honest() for _ in range(HONEST)), *hostile)

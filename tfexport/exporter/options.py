@@ -15,7 +15,7 @@ _GRAPHS, _BUDGET, _ENGINES = "Graphs", "Budget of auto- precisions", "TensorRT e
 def _sizes(called: str, given: str) -> tuple[int, ...]:
     """`32,64,128` to numbers of cache slots, in order."""
     sizes = given.split(",")
-    if not all(size.strip().isdecimal() for size in sizes):
+    if not all(size.isascii() and size.isdecimal() and len(size) < 10 for size in map(str.strip, sizes)):
         raise TfexportError(f"{called} is {given!r}, not numbers of slots. Give them as in 32,64,128.")
     return tuple(sorted({int(size) for size in sizes}))
 

@@ -101,7 +101,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-_NUMBER = re.compile(r"\d+")
+_NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 def _with_ids(lines: list[str], path: Path) -> dict[str, int]:

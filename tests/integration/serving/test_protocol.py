@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -201,4 +202,23 @@ def test_curl_asks_for_http2(echo: Echo) -> None:
         pytest.skip("there is no curl")
     url = f"http://127.0.0.1:{echo.port}/a"
     done = subprocess.run([curl, "-s", "--http2", "-d", "Ein Hund", url], capture_output=True, timeout=20, check=True)
+    assert json.loads(done.stdout) == ECHOED
+
+
+JAVA = """
+import java.net.URI; import java.net.http.*;
+public class Ask { public static void main(String[] given) throws Exception {
+  var request = HttpRequest.newBuilder(URI.create(given[0])).POST(HttpRequest.BodyPublishers.ofString("Ein Hund")).build();
+  System.out.print(HttpClient.newHttpClient().send(request, HttpResponse.BodyHandlers.ofString()).body());
+} }
+"""
+
+
+def test_java_asks_for_http2(echo: Echo, tmp_path: Path) -> None:
+    java = shutil.which("java")
+    if java is None:
+        pytest.skip("there is no JDK")
+    (tmp_path / "Ask.java").write_text(JAVA, encoding="utf-8")
+    url = f"http://127.0.0.1:{echo.port}/a"
+    done = subprocess.run([java, "Ask.java", url], capture_output=True, timeout=60, check=True, cwd=tmp_path)
     assert json.loads(done.stdout) == ECHOED

@@ -39,6 +39,7 @@ def test_strings_without_an_end_and_bodies_that_are_no_json_are_left_to_the_pars
     check_values(scope(), b'"' + b"," * 10**6)
     check_values(scope(content_type="application/x-www-form-urlencoded"), b"q=" + b"," * 10**6)
     check_values(scope(inference_header_content_length="2"), b"{}" + b"," * 10**6)
+    check_values(scope(inference_header_content_length="9" * 5000), b"{}")
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def check_values(scope: Scope, body: bytes) -> None:
     if headers.get("content-type", "").strip().lower().startswith(_FORMS):
         return
     length = headers.get("inference-header-content-length", "")  # binary tensors follow the JSON
-    text = body[: int(length)] if length.isdecimal() else body
+    text = body[: int(length)] if length.isdecimal() and len(length) < 20 else body
     at_most = sum(map(text.count, (b",", b"[", b"{", b":")))  # with those in strings
     if at_most <= MOST_VALUES:
         return
