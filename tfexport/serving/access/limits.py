@@ -9,6 +9,7 @@ import ipaddress
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
 
 from limits import parse
 from limits.aio.storage import MemoryStorage
@@ -203,6 +204,7 @@ class Limits:
         await answer(scope, receive, send)
 
 
+@lru_cache(4096)
 def network_of(host: str) -> str:
     """The address of a client; for IPv6 the network, because a client has very many addresses."""
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Collection
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -71,6 +72,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
+@lru_cache(1024)  # requests name few hosts
 def _host_of(url: str) -> tuple[str, int | None]:
     """The host and the port of a URL; nothing if it has none."""
     try:

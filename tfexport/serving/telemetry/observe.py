@@ -45,7 +45,8 @@ class Observe:
 
     def __init__(self, app: ASGIApp, *, state: State, metrics: Metrics, addresses: Collection[str]):
         self._app, self._state, self._metrics = app, state, metrics
-        self._addresses = [(compile_path(address)[0], address) for address in dict.fromkeys(addresses)]
+        self._addresses = frozenset(addresses)
+        self._patterns = [(compile_path(address)[0], address) for address in self._addresses if "{" in address]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -82,8 +83,9 @@ class Observe:
 
     def _note(self, scope: Scope, record: Record, status: int, seconds: float) -> None:
         method = scope["method"] if scope["method"] in METHODS else OTHER
-        path = scope["path"]
-        address = next((address for pattern, address in self._addresses if pattern.match(path)), OTHER)
+        address = path = scope["path"]
+        if path not in self._addresses:
+            address = next((address for pattern, address in self._patterns if pattern.match(path)), OTHER)
         self._metrics.requests.labels(method, address, str(status)).inc()
         self._metrics.seconds.labels(address).observe(seconds)
         used = record.usage
