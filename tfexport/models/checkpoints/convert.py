@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from tfexport.config import ModelConfig
 from tfexport.models.families.family import Family
-from tfexport.models.formats.state_dicts import some
+from tfexport.models.formats.state_dicts import ignore_flags, some
 from tfexport.models.model import empty_model
 from tfexport.models.positions import sinusoids
 
@@ -119,6 +120,41 @@ def shown_by_names(family: Family, weights: Mapping[str, Tensor], *, is_classifi
         "tie_source_target": not is_classifier and not has("decoder.tokens.weight"),
         "tie_output": not is_classifier and not has("output_weight"),
     }
+
+
+def _contradicted(family: Family, weights: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Any]:
+    """The `ModelConfig` fields that the canonical names of a file's weights contradict, with what the names show."""
+    names = _canonical(family, *_used(family, weights))[0].keys()
+    shown = shown_by_names(family, weights, is_classifier=config.is_classifier)
+    for side in ("encoder", "decoder"):
+        layers = [int(name.split(".")[2]) for name in names if name.startswith(f"{side}.layers.")]
+        shown[f"n_{side}_layers"] = max(layers, default=-1) + 1
+    if "encoder.positions.table" in names and config.positions not in ("learned", "stored"):
+        shown["positions"] = "learned"
+    return {name: value for name, value in shown.items() if getattr(config, name) != value}
+
+
+def mismatch(
+    path: Path, family: Family | None, weights: Mapping[str, Tensor], config: ModelConfig, problems: Iterable[str]
+) -> str:
+    """The error for weights that are not those of a config, with what corrects it.
+
+    Args:
+        problems: those that `convert` returned.
+    """
+    advice = ["Check --family, --config and that the file was saved completely."]
+    others = [] if family is None else [name for name in weights if not family.known(name)]
+    is_complete = not convert(family, {name: weights[name] for name in weights if name not in others}, config)[1]
+    if family is not None and family.is_own:
+        shown = ", ".join(f'"{name}": {value!r}' for name, value in _contradicted(family, weights, config).items())
+        advice = [
+            *([f"The names show {shown}: let `read_config` of the family file return that."] * bool(shown)),
+            *([f"Put {some(others, 3)} into `renames`, or into `ignored` if no layer has it."] * bool(others)),
+        ] or ["Correct the family file."]
+    elif others and is_complete:
+        flags = ignore_flags(others)
+        advice = [f"If what is unexpected belongs to no layer, leave it out: {flags}."]
+    return f"the weights in {path} are not those of its configuration: {'; '.join(problems)}. {' '.join(advice)}"
 
 
 def differently_shaped(one: ModelConfig, other: ModelConfig) -> set[str]:

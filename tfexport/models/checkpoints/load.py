@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,11 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
-from tfexport.bundle.reader import file_sha256
 from tfexport.config import ModelConfig
 from tfexport.confirmation import Confirmation
 from tfexport.errors import CheckpointError, ConfigError
-from tfexport.models.checkpoints.convert import convert, differently_shaped, tie
+from tfexport.models.checkpoints.checkpoint import Checkpoint, Inspection
+from tfexport.models.checkpoints.convert import convert, differently_shaped, mismatch, tie
 from tfexport.models.checkpoints.hints import (
     ALWAYS,
     asking,
@@ -38,7 +37,7 @@ from tfexport.models.formats import native
 from tfexport.models.formats.files import read_file
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.formats.reparametrised import whole_weights
-from tfexport.models.model import Model, build_model
+from tfexport.models.formats.shards import sha256_of, weight_files
 from tfexport.models.positions import COMPUTED
 from tfexport.models.toolkits import ctranslate2, fairseq, hugging_face, joeynmt, marian, opennmt
 from tfexport.models.toolkits.toolkit import TextOptions, Toolkit
@@ -69,81 +68,6 @@ STAND_INS: Mapping[str, Any] = {
     **dict.fromkeys(SOURCE_ENDS, False),
 }
 """Any values for fields that a file cannot contain and on which no shape depends."""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A completely read model."""
-
-    path: Path
-    sha256: str
-    family: str
-    config: ModelConfig
-    weights: dict[str, Tensor]
-    """Float32 weights by canonical name."""
-    tokenizers: Tokenizers
-    given: dict[str, Any]
-    """Fields that the user gave because the file lacks them. The same hints read the file again with the same result."""
-    family_notes: tuple[str, ...] = ()
-    """Notes for the user, such as a difference between the exported arithmetic and the family's own, and its size."""
-    odd: tuple[str, ...] = ()
-    """Notes about unusual vocabularies, which may belong to another model."""
-    text: Mapping[str, Any] = field(default_factory=dict)
-    """Options of text that the user gave; see `commands/text_settings.py`."""
-    assumed: tuple[str, ...] = ()
-    """Config fields that the user gave and the file lacks."""
-    overridden: Mapping[str, Any] = field(default_factory=dict)
-    """Config fields for which the user gave another value than the file or its family, with the value of the latter."""
-    ignored: tuple[str, ...] = ()
-    """Names of tensors that belong to no layer, according to the user."""
-    generation: Mapping[str, Any] | None = None
-    """Default search options of the model's library, from `generation_config.json`."""
-    confirmation: Confirmation = field(default_factory=Confirmation)
-    """Who confirms that the settings are those of the owner's code."""
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """All notes for the user."""
-        return (*self.family_notes, *self.odd, *unsplit(self.tokenizers))
-
-    def origin(self) -> dict[str, Any]:
-        """The entry of a bundle's manifest that `bundle.reader.Origin` reads."""
-        return {
-            "file": self.path.name,
-            "sha256": self.sha256,
-            "family": self.family,
-            "given": self.given,
-            "text": dict(self.text),
-            "notes": list(self.notes),
-            "ignored": list(self.ignored),
-            "confirmation": self.confirmation.to_dict(),
-        }
-
-    def build_model(self) -> Model:
-        """The canonical model with these weights, in evaluation mode."""
-        return build_model(self.config, self.weights)
-
-
-@dataclass(frozen=True)
-class Inspection:
-    """The description of a checkpoint, from its file and the hints."""
-
-    path: Path
-    family: str
-    about: str
-    n_parameters: int
-    fields: dict[str, Any]
-    """Known `ModelConfig` fields."""
-    missing: dict[str, str]
-    """Unknown fields, each with the flag that gives it."""
-    problems: tuple[str, ...]
-    """Weights that are missing, unexpected or misshapen."""
-    vocabulary: bool
-    notes: tuple[str, ...]
-    ignored: tuple[str, ...] = ()
-    """The names of tensors that the user said belong to no layer."""
-    confirmation: Confirmation = field(default_factory=Confirmation)
-    """Who confirms the known fields."""
 
 
 def load_checkpoint(
@@ -178,14 +102,19 @@ def load_checkpoint(
 
 
 def inspect_checkpoint(
-    path: Path, hints: Mapping[str, Any], *, tokenizers: Tokenizers | None = None, family: Chosen = None
+    path: Path,
+    hints: Mapping[str, Any],
+    *,
+    tokenizers: Tokenizers | None = None,
+    family: Chosen = None,
+    text: TextOptions | None = None,
 ) -> Inspection:
-    """Describe a checkpoint, even if some of its settings are unknown.
+    """Describe a checkpoint, even if some of its settings are unknown; see `load_checkpoint`.
 
     Raises:
         CheckpointError: the file cannot be read or is of no known family.
     """
-    return read_checkpoint(path, hints, family).inspection(tokenizers)
+    return read_checkpoint(path, hints, family, text).inspection(tokenizers)
 
 
 @dataclass(frozen=True)
@@ -256,10 +185,7 @@ class Reading:
         config = ModelConfig.from_dict(fields, where=str(self.path))
         weights, problems = convert(self.family, self.weights, config)
         if problems:
-            raise CheckpointError(
-                f"the weights in {self.path} are not those of its configuration: {'; '.join(problems)}. Check --family, "
-                "--config and that the file was saved completely."
-            )
+            raise CheckpointError(mismatch(self.path, self.family, self.weights, config, problems))
         tokenizers = self.tokenizers.replaced_by(given)
         unused: tuple[str, ...] = ()
         if not self.describes_text and self.family is not None:
@@ -293,7 +219,9 @@ class Reading:
     def inspection(self, given: Tokenizers | None = None) -> Inspection:
         """The description of the checkpoint; see `inspect_checkpoint`."""
         fields, missing = complete(self.family, self.fields, self.hints, self.telling(given))
+        tokenizers = self.tokenizers.replaced_by(given)
         problems: list[str] = []
+        sizes: tuple[str, ...] = ()
         settings: dict[str, Any] = fields
         if not self.unclear:
             # Few shapes depend on a field that a file cannot contain, so any value is good enough to check the others.
@@ -305,7 +233,7 @@ class Reading:
             settings = {name: value for name, value in config.to_dict().items() if name not in missing}
             other = config.replace(n_heads=2 if config.d_head else config.d_model) if "n_heads" in missing else config
             problems = convert(self.family, self.weights, config, unknown=differently_shaped(config, other))[1]
-        tokenizers = self.tokenizers.replaced_by(given)
+            sizes = tuple(size_problems(tokenizers, config))
         return Inspection(
             path=self.path,
             family=NATIVE if self.family is None else self.family.name,
@@ -315,7 +243,7 @@ class Reading:
             missing=self.unclear | missing,
             problems=tuple(problems),
             vocabulary=tokenizers.source is not None or tokenizers.target is not None,
-            notes=(*self.notes(given), *unsplit(tokenizers)),
+            notes=(*self.notes(given), *sizes, *unsplit(tokenizers)),
             ignored=self.ignored,
             confirmation=self._confirmation(settings, tokenizers),
         )
@@ -404,8 +332,5 @@ def _toolkit(path: Path) -> Toolkit | None:
 
 
 def _sha256(path: Path) -> str:
-    """The sha256 of a file; for a toolkit's checkpoint, of the hexadecimal sums of its files."""
     toolkit = _toolkit(path)
-    if toolkit is None or list(files := toolkit.files(path)) == [path]:
-        return file_sha256(path)
-    return hashlib.sha256("".join(map(file_sha256, files)).encode()).hexdigest()
+    return sha256_of(path, weight_files(path) if toolkit is None else toolkit.files(path))

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from tfexport.bundle.reader import file_sha256
 from tfexport.config import ModelConfig
 from tfexport.confirmation import Confirmation
 from tfexport.errors import CheckpointError, ConfigError
@@ -39,6 +38,7 @@ from tfexport.models.checkpoints.written_family import write_family
 from tfexport.models.families.family import SOURCE_ENDS
 from tfexport.models.formats.files import read_file
 from tfexport.models.formats.native import Tokenizers
+from tfexport.models.formats.shards import sha256_of, weight_files
 from tfexport.models.formats.state_dicts import some
 from tfexport.models.live.read import LiveModel, ReadingOptions, computes_the_same, read_module
 
@@ -164,7 +164,7 @@ def read_own_module(
         names = load_weights(module, raw.weights, path, own.about)
         del raw  # the module has the weights now
         _check_absent_buffers(own, module, [name for name, kept in names.items() if not kept], path)
-    sha256 = _digest(module) if own.is_trained else file_sha256(path)
+    sha256 = _digest(module) if own.is_trained else sha256_of(path, weight_files(path))
 
     def with_ids(fields: Mapping[str, Any]) -> ModelConfig:
         ends = {"source_eos": ids["eos_id"] < fields["src_vocab_size"]}  # sources of ids may have no special ones

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 from tfexport.errors import CheckpointError
 from tfexport.models.formats.pickled_options import read_inert
 from tfexport.models.formats.reparametrised import require_floats
+from tfexport.models.formats.shards import weight_files
 from tfexport.models.formats.state_dicts import Picked, find_state_dict, tensors_of, what_is, without_prefix
 from tfexport.system.atomic_files import move
 from tfexport.system.regular_files import open_regular
@@ -38,40 +40,22 @@ def read_file(path: Path, *, unwrap: bool = True, picked: Picked = EVERYTHING) -
     """Read a file of tensors by name, from torch.save or safetensors. Other objects become records, which run no code.
 
     Args:
+        path: a file, or the index or the folder of several; see `weight_files`.
         unwrap: remove wrappers of training scripts around a state_dict, and prefixes of its names.
         picked: selection of the model's tensors.
 
     Raises:
         CheckpointError: the file is missing or cut, declares more than it contains, or has no tensors by name.
     """
-    if not os.path.isfile(path):  # unlike pathlib, it reports a name that is too long as a missing file
-        if os.path.exists(path) and not os.path.isdir(path):
-            raise CheckpointError(f"{path} is a pipe or a device. Copy its content to a file, and give that.")
-        raise CheckpointError(f"there is no file {path}. Give the path of a checkpoint such as ckpt.pt.")
-    try:
-        with open_regular(path) as file:
-            head = file.read(16)
-        if (other := _other_format(path, head)) is not None:
-            raise CheckpointError(f"{path} is {other}")
-        if head[8:9] == b"{":  # after the length of the header, 8 bytes
-            with safe_open(path, framework="pt") as tensors:
-                content = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 (not a dict)
-                metadata = tensors.metadata() or {}
-            content = _with_dropped(content, metadata)
-        elif head.startswith((b"PK", b"\x80")):
-            content, metadata = read_inert(path), {}
-        else:
-            raise CheckpointError(
-                f"{path} was written by neither torch.save nor safetensors: it begins with {head!r}. Check that it was "
-                "copied completely; a download can leave a web page or a Git LFS pointer in place of a file."
-            )
-    except CheckpointError:
-        raise
-    except Exception as error:  # for a damaged file, the parser of safetensors may raise any error
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise CheckpointError(
-            f"{path} cannot be read as a checkpoint: {reason}. Check that it was copied completely."
-        ) from error
+    if not os.path.exists(path):  # unlike pathlib, it reports a name that is too long as a missing file
+        raise CheckpointError(_missing(path))
+    content: Any = {}
+    metadata: dict[str, str] = {}
+    files = weight_files(path)
+    for file in files:
+        part, about = _content(file)
+        content = part if len(files) == 1 else {**content, **_bare(file, part)}
+        metadata |= about
     if not unwrap:
         return RawCheckpoint(_copied(_bare(path, content)), metadata)
     entries, ignored = picked.without_ignored(find_state_dict(path, content, picked.key))
@@ -81,6 +65,51 @@ def read_file(path: Path, *, unwrap: bool = True, picked: Picked = EVERYTHING) -
     return RawCheckpoint(weights, metadata, (*ignored, *also_ignored))
 
 
+def _missing(path: Path) -> str:
+    if _HUB_NAME.fullmatch(str(path)) and not path.parent.exists():
+        folder = path.name
+        return (
+            f"there is no file or folder {path}. If it is a model of the Hugging Face Hub, download it with the command hf "
+            f"of the library huggingface_hub: hf download {path} --local-dir {folder}. Then export the folder: tfexport "
+            f"export {folder}."
+        )
+    return f"there is no file {path}. Give the path of a checkpoint such as ckpt.pt."
+
+
+def _content(path: Path) -> tuple[Any, dict[str, str]]:
+    """The content of one file, and its metadata.
+
+    Raises:
+        CheckpointError: it is no file of torch.save or safetensors, or it is cut or damaged.
+    """
+    if not os.path.isfile(path):
+        raise CheckpointError(f"{path} is a pipe or a device. Copy its content to a file, and give that.")
+    try:
+        with open_regular(path) as file:
+            head = file.read(16)
+        if (other := other_format(path, head)) is not None:
+            raise CheckpointError(f"{path} is {other}")
+        if head[8:9] == b"{":  # after the length of the header, 8 bytes
+            with safe_open(path, framework="pt") as tensors:
+                content = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 (not a dict)
+                metadata = tensors.metadata() or {}
+            return _with_dropped(content, metadata), metadata
+        if head.startswith((b"PK", b"\x80")):
+            return read_inert(path), {}
+        raise CheckpointError(
+            f"{path} was written by neither torch.save nor safetensors: it begins with {head!r}. Check that it was "
+            "copied completely; a download can leave a web page or a Git LFS pointer in place of a file."
+        )
+    except CheckpointError:
+        raise
+    except Exception as error:  # for a damaged file, the parser of safetensors may raise any error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise CheckpointError(
+            f"{path} cannot be read as a checkpoint: {reason}. Check that it was copied completely."
+        ) from error
+
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _LOAD_AND_SAVE = (
     "Load it into your PyTorch module, save that with torch.save(model.state_dict(), 'ckpt.pt'), and export ckpt.pt."
 )
@@ -100,8 +129,8 @@ _SUFFIXES = {
 }
 
 
-def _other_format(path: Path, head: bytes) -> str | None:
-    """What a file of another format is, and the way out; None for a file of torch.save or safetensors."""
+def other_format(path: Path, head: bytes = b"") -> str | None:
+    """What a file of another format is, by its first bytes or its name, and the way out; None for other files."""
     by_content = (about for magic, about in _FORMATS.items() if head.startswith(magic))
     by_name = (about for suffix, about in _SUFFIXES.items() if path.name.endswith(suffix))
     return next(by_content, None) or next(by_name, None)

@@ -300,7 +300,7 @@ class _Interpreter:
                 "torch._utils._rebuild_parameter"
                 | "torch._utils._rebuild_parameter_with_state"
                 | "torch.nn.parameter.Parameter",
-                (Tensor() as tensor, *_),
+                (Tensor() | InertObject() as tensor, *_),
             ):
                 return tensor
             case "collections.OrderedDict" | "collections.Counter", ():

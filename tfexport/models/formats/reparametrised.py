@@ -26,7 +26,7 @@ def require_floats(path: Path, entries: Mapping[str, Any]) -> None:
     """Check the entries of a state_dict for forms of weights that are not tensors of floating-point numbers.
 
     Raises:
-        CheckpointError: an entry is quantized or sparse.
+        CheckpointError: an entry is quantized, sparse, a NumPy array, or another kind of tensor than plain ones.
     """
     for name, value in entries.items():
         of = value.of if isinstance(value, InertObject) else ""
@@ -37,7 +37,27 @@ def require_floats(path: Path, entries: Mapping[str, Any]) -> None:
             )
         is_sparse = isinstance(value, Tensor) and value.layout != torch.strided
         if is_sparse or of == "torch._utils._rebuild_sparse_tensor":
-            raise CheckpointError(f"{path} has a sparse tensor, {name}. Save it as {name.split('.')[-1]}.to_dense().")
+            raise CheckpointError(f"{path} has a sparse tensor, {name}. {_save('tensor.to_dense()')}")
+        if of.endswith("multiarray._reconstruct") and "." in name:  # names without dots are results of the training
+            raise CheckpointError(f"{path} has a NumPy array, {name}. {_save('torch.as_tensor(tensor)')}")
+        if of.startswith(("torch._utils._rebuild_", "torch._tensor._rebuild_")):
+            kind = of.rpartition("_rebuild_")[2]
+            raise CheckpointError(
+                f"{path} has a tensor of a kind that is not read ({kind}), {name}. Save it as a plain tensor of "
+                "floating-point numbers."
+            )
+        if ".lora_A." in name:
+            raise CheckpointError(
+                f"{path} has LoRA adapters, such as {name}. Merge them into the weights before you save them: "
+                "model.merge_and_unload() of peft returns the model without adapters."
+            )
+
+
+def _save(tensor: str) -> str:
+    """The advice to save a state_dict whose values are this expression."""
+    return (
+        f"Save plain tensors: torch.save({{name: {tensor} for name, tensor in model.state_dict().items()}}, 'ckpt.pt')."
+    )
 
 
 def whole_weights(path: Path, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -15,8 +16,12 @@ from tfexport.models.formats.pickles import InertObject
 
 WRAPPERS = ("model_state_dict", "state_dict", "model_state", "model")
 """Keys under which training scripts save the weights."""
+_PART_SUFFIXES = ("_state_dict", "_state")
+"""Endings of the keys of parts, such as `encoder_state_dict`."""
 _MOST_LEVELS = 5
 """Maximum nesting depth of a checkpoint. A file may contain itself."""
+_MOST_FLAGS = 12
+"""Maximum number of flags that a message gives."""
 _MOST_ENTRIES = 100_000
 _MOST_MODULES = 10_000
 """Maximum number of the parts of a saved module, which may contain itself."""
@@ -58,10 +63,11 @@ def find_state_dict(path: Path, content: Any, key: str | None = None) -> dict[st
         if len(usual) != 1:
             break
         content = content[usual[0]]
-    found = dict(_state_dicts(content))
+    found = {"": parts} if (parts := _joined_parts(content)) else dict(_state_dicts(content))
     if len(found) > 1:
         raise CheckpointError(
-            f"{path} contains weights in {len(found)} places: {_listed(found)}. Choose one with --key NAME."
+            f"{path} contains weights in {len(found)} places: {_listed(found)}. Choose one with --key NAME; or, if they are "
+            "parts of one model, save it as a whole with torch.save(model.state_dict(), 'ckpt.pt')."
         )
     content = next(iter(found.values()), content)
     if not _has_tensors(content):
@@ -70,6 +76,24 @@ def find_state_dict(path: Path, content: Any, key: str | None = None) -> dict[st
             f"torch.save(model.state_dict(), 'ckpt.pt'), bare or under one of {', '.join(WRAPPERS)}."
         )
     return {str(name): value for name, value in content.items()}
+
+
+def _joined_parts(content: Any) -> dict[str, Any]:
+    """The tensors of an encoder and a decoder that were saved one by one, with other parts beside them, under joint names.
+
+    `{"encoder": {"a.weight": ...}, "decoder": ...}` becomes `{"encoder.a.weight": ...}`. Empty for other content.
+    """
+    parts: dict[str, Mapping[Any, Any]] = {}
+    for key, value in _entries(content).items():
+        name = str(key)
+        for suffix in _PART_SUFFIXES:
+            name = name.removesuffix(suffix)
+        weights = _module_weights(value) if _is_module(value) else value
+        if isinstance(weights, Mapping) and weights and all(isinstance(each, Tensor) for each in weights.values()):
+            parts[name] = weights
+    if not parts.keys() >= {"encoder", "decoder"}:
+        return {}
+    return {f"{part}.{name}": tensor for part, weights in parts.items() for name, tensor in weights.items()}
 
 
 def tensors_of(path: Path, entries: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -82,7 +106,7 @@ def tensors_of(path: Path, entries: Mapping[str, Any]) -> dict[str, Tensor]:
     if others:
         raise CheckpointError(
             f"{path} has entries other than weights, which are not tensors: {some(others)}. Save model.state_dict() alone, "
-            f"or leave them out with --ignore {others[0]}."
+            f"or leave them out with {ignore_flags(others)}."
         )
     return dict(entries)
 
@@ -106,6 +130,11 @@ def some(names: Sequence[str], most: int = 12) -> str:
     """The first names of a list, for a message."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest
+
+
+def ignore_flags(names: Sequence[str]) -> str:
+    """The flags that leave these names out, for a message."""
+    return " ".join(f"--ignore {shlex.quote(name)}" for name in names[:_MOST_FLAGS])
 
 
 def what_is(content: Any) -> str:

@@ -238,7 +238,7 @@ def test_a_quantized_model_is_refused_with_the_way_out(read: Callable[..., Check
 
 def test_a_sparse_tensor_is_refused_by_name(read: Callable[..., Checkpoint]) -> None:
     weights = weights_of("tutorial")
-    assert f"has a sparse tensor, {QUERY}. Save it as weight.to_dense()" in refused(
+    assert f"has a sparse tensor, {QUERY}. Save plain tensors" in refused(
         read, saved({**weights, QUERY: weights[QUERY].to_sparse()})
     )
 
