@@ -70,8 +70,9 @@ def _no_family(path: Path, weights: Mapping[str, Tensor]) -> str:
     if any(name.endswith("self_attn.in_proj_weight") for name in weights):
         return (
             f"{path} has layers of torch.nn.Transformer, and none of a decoder with cross-attention (multihead_attn): an "
-            "encoder or a decoder alone is not read. Give the checkpoint of an encoder-decoder model, or a family file of "
-            "your own, --family my_family.py."
+            "encoder or a decoder alone is not read. Give the checkpoint of an encoder-decoder model. An encoder with a "
+            "linear layer on its first token can be read with a family file of your own that says n_classes, --family "
+            "my_family.py: see Encoder classifiers in docs/guides/own-model.md."
         )
     if any(".make_embedding.emb_luts." in name for name in weights):
         return (
@@ -87,10 +88,28 @@ def _no_family(path: Path, weights: Mapping[str, Tensor]) -> str:
         f" Nearest is {nearest.name}, {nearest.about}, which knows {known} of its {len(weights)} names: "
         f"{'; '.join(differs)}."
     )
+    is_near = known >= _NEAR * len(weights)
     return (
-        f"{path} is of no known family ({_names()}). Export it with the code that it was trained with: --module "
-        "my_code.py:build, with a function that returns your module. Without the code, describe its names in a family file: "
-        f"--family my_family.py. Leave out names that belong to no layer with --ignore.{comparison if known else ''}"
+        f"{path} is of no known family ({_names()}).{_settings_beside(weights)} Export it with the code that it was trained "
+        "with: --module my_code.py:build, with a function that returns your module. Without the code, describe its names in "
+        "a family file: --family my_family.py. Leave out names that belong to no layer with --ignore."
+        f"{comparison if is_near else ''}"
+    )
+
+
+_NEAR = 0.5
+"""Share of the names of a file that a family must know to be called near. Fewer are alike by chance."""
+_LIBRARY_NAMES = ("encoder_attn.q_proj.weight", "EncDecAttention.q.weight")
+"""Endings of the names of the cross-attention in the libraries transformers and fairseq."""
+
+
+def _settings_beside(weights: Mapping[str, Tensor]) -> str:
+    """The advice for weights of a library whose settings are in another file."""
+    if not any(name.endswith(_LIBRARY_NAMES) for name in weights):
+        return ""
+    return (
+        " Its names are those of the libraries transformers and fairseq: give the folder that save_pretrained wrote, with "
+        "its config.json, or the .pt that fairseq wrote."
     )
 
 
