@@ -23,9 +23,9 @@ from tfexport.errors import TfexportError
 from tfexport.exporter.options import BudgetOptions
 from tfexport.exporter.pipeline import Exported, automatic_precisions, bundle_beside
 from tfexport.exporter.pipeline import export as run_export
-from tfexport.models.checkpoints.load import Inspection, inspect_checkpoint
+from tfexport.models.checkpoints.load import Inspection
 from tfexport.models.checkpoints.options import ExportedCheckpointOptions, ModelOptions, ReferenceOptions
-from tfexport.models.checkpoints.reading import chosen_family, family_or_module, hints_of, open_module, read_with_text
+from tfexport.models.checkpoints.reading import family_or_module, hints_of, inspected, open_module, read_with_text
 from tfexport.option import checked, declared
 from tfexport.system.input_files import lines_of
 from tfexport.verification.budget import choosers_of
@@ -49,7 +49,7 @@ def inspect(checkpoint: str | Path, **described: Any) -> Inspection:
         TfexportError: an option does not exist.
     """
     path, options = path_of("checkpoint", checkpoint), ModelOptions(**checked(ModelOptions, described))
-    return inspect_checkpoint(path, hints_of(options, path, _note), family=chosen_family(options))
+    return inspected(path, options, _note)
 
 
 def export(

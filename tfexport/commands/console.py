@@ -116,7 +116,7 @@ def print_inspection(inspection: Inspection) -> None:
         print(f"problem: {problem}")
     for name, flag in inspection.missing.items():
         print(f"not in the file: {name} (give {flag})")
-    print("vocabulary: in the file" if inspection.vocabulary else "vocabulary: none (give --src-vocab and --tgt-vocab)")
+    print("vocabulary: known" if inspection.vocabulary else "vocabulary: none (give --src-vocab and --tgt-vocab)")
     print(f"these settings are {inspection.confirmation.text}")
 
 

@@ -12,11 +12,9 @@ from tfexport.system.json_text import json_text
 @with_options
 def inspect(checkpoint: Checkpoint, described: ModelOptions, as_json: AsJson = False) -> None:
     """Print the family and sizes of a checkpoint, and what is missing to export it."""
-    from tfexport.models.checkpoints.load import inspect_checkpoint
-    from tfexport.models.checkpoints.reading import chosen_family, hints_of
+    from tfexport.models.checkpoints.reading import inspected
 
-    hints = hints_of(described, checkpoint, say)
-    inspection = inspect_checkpoint(checkpoint, hints, family=chosen_family(described))
+    inspection = inspected(checkpoint, described, say)
     if as_json:
         about = {"path": str(inspection.path), "confirmation": inspection.confirmation.to_dict()}
         print(json_text({**vars(inspection), **about}, indent=1))

@@ -236,8 +236,8 @@ class IdOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions(LayoutOptions, FamilyOptions):
-    """The options of `inspect`."""
+class ModelOptions(IdOptions, TextSettings, LayoutOptions, FamilyOptions):
+    """The options of `inspect`, with all flags that it asks for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,7 +269,7 @@ class ExpectOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointOptions(IdOptions, TextSettings, ModelOptions, ExpectOptions):
+class CheckpointOptions(ModelOptions, ExpectOptions):
     """All options that describe a checkpoint."""
 
 

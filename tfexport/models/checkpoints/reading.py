@@ -11,8 +11,14 @@ from torch import Tensor, nn
 
 from tfexport.errors import ConfigError, TfexportError, TokenizerError
 from tfexport.models.checkpoints.hints import read_hints
-from tfexport.models.checkpoints.load import Checkpoint, load_checkpoint
-from tfexport.models.checkpoints.options import ExportedCheckpointOptions, FamilyOptions, ReferenceOptions, TextSettings
+from tfexport.models.checkpoints.load import Checkpoint, Inspection, inspect_checkpoint, load_checkpoint
+from tfexport.models.checkpoints.options import (
+    ExportedCheckpointOptions,
+    FamilyOptions,
+    ModelOptions,
+    ReferenceOptions,
+    TextSettings,
+)
 from tfexport.models.checkpoints.own_module import FAMILY as MODULE_FAMILY
 from tfexport.models.checkpoints.own_module import OwnModule, module_of, read_own_module
 from tfexport.models.checkpoints.recognise import Chosen
@@ -37,6 +43,22 @@ def open_checkpoint(checkpoint: Path, options: ExportedCheckpointOptions, say: S
         raise ConfigError("--write-family writes what --module read. Give --module FILE.py:NAME too.")
     hints, chosen = hints_of(options, checkpoint, say), family_or_module(options)
     return read_with_text(checkpoint, hints, chosen, text=options, family_file=options.write_family)
+
+
+def inspected(checkpoint: Path, options: ModelOptions, say: Say) -> Inspection:
+    """Describe a checkpoint with the user's options, even if some of its settings are unknown.
+
+    Raises:
+        TfexportError: the file cannot be read or is of no known family, or a vocabulary cannot be read.
+    """
+    hints = hints_of(options, checkpoint, say)
+    return inspect_checkpoint(
+        checkpoint,
+        hints,
+        tokenizers=read_vocabularies(options, hints.get("unk_id")),
+        family=chosen_family(options),
+        text=TextOptions(options.src_lang, options.tgt_lang, options.prefix),
+    )
 
 
 def open_module(
