@@ -18,7 +18,7 @@ SYSTEMS = (
     *("per_head_conv1d", "tutorial_spacy", "annotated_transformer"),
     *("base_model_tied", "attention_and_positions"),
 )
-OTHERS = ("make_checkpoint", "my_family", "my_model")
+OTHERS = ("make_checkpoint", "my_classifier_family", "my_family", "my_model")
 """Held by the tests of family files."""
 
 

@@ -98,7 +98,7 @@ def find_call(
             others.append(WorkingCall(_after_start(call), about, again is None, guessed, fixes_start=True))
         problems.setdefault(problem, about)
     if not others:
-        raise _no_way(type(module).__name__, problems, ids.pad, has_adapter=adapter is not None)
+        raise _no_way(module, problems, ids.pad, has_adapter=adapter is not None)
     return min(others, key=lambda way: (way.one_at_a_time, way.fixes_start, not way.masks_padding))
 
 
@@ -136,15 +136,19 @@ def _after_start(call: Call) -> Call:
     return lambda src, tgt: call(src, tgt.roll(-1, 1))
 
 
-def _no_way(name: str, problems: Mapping[str, str], pad: int, *, has_adapter: bool) -> CheckpointError:
+def _no_way(module: nn.Module, problems: Mapping[str, str], pad: int, *, has_adapter: bool) -> CheckpointError:
     """The error for a module that no way calls. `problems` has the first way with each problem."""
+    name = type(module).__name__
     if has_adapter:
         return CheckpointError(f"`call` of your file does not work with {name}: {next(iter(problems))}. Correct it.")
     shown = "; ".join(f"{about}: {problem}" for problem, about in [*problems.items()][:2])
     tried = f"no way to call {name} gives logits for each target token ({shown})"
+    parameters = inspect.signature(module.forward).parameters.values()
+    tokens = [each for each in parameters if each.default is each.empty and role_of(each.name) == "tokens"]
+    classifier = " If it is an encoder classifier, --module does not read it: see Encoder classifiers in docs/guides/own-model.md."
     error = CheckpointError(
-        f"{tried if problems else f'{name} has no forward with a source and a target'}. Check --pad {pad}. If it is right, "
-        "add a function `call` to your file, which calls the model as your own decoding does, such as:"
+        f"{tried if problems else f'{name} has no forward with a source and a target'}.{classifier * (len(tokens) == 1)} "
+        f"Check --pad {pad}. If it is right, add a function `call` to your file, which calls the model as your own decoding does, such as:"
     )
     error.example = ADAPTER.replace("PAD", str(pad))
     return error
