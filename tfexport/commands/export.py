@@ -56,7 +56,7 @@ def export(
     with telling_of_lost_engines(directory):
         print_export(loaded, request.run(loaded))
         wanted.write(directory)
-    if not loaded.confirmation.by:
+    if not loaded.confirmation.by and not loaded.config.is_classifier:  # neither option reads a classifier
         print(f"  confirm it with your own code: {request.with_module()}")
         print("  or with the outputs of your own program: add --expect FILE to this command")
     if loaded.config.is_classifier:

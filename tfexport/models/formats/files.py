@@ -109,13 +109,17 @@ def _content(path: Path) -> tuple[Any, dict[str, str]]:
         ) from error
 
 
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_NAME = re.compile(r"[\w.-]+/(?!.*\.[A-Za-z]\w*$)[\w.-]+")
+"""A name without the suffix of a file."""
+MARIAN_BINARY = b"\1\0\0\0\0\0\0\0"
+"""The first 8 bytes of Marian's binary models: version 1 in 64 bits."""
 _LOAD_AND_SAVE = (
     "Load it into your PyTorch module, save that with torch.save(model.state_dict(), 'ckpt.pt'), and export ckpt.pt."
 )
 _FORMATS = {
     b"\x89HDF": f"an HDF5 file, as Keras writes it. {_LOAD_AND_SAVE}",
     b"GGUF": "a GGUF file for llama.cpp. Give the checkpoint that it was converted from.",
+    MARIAN_BINARY: "a binary model of Marian, as for its own int8 products. Give the model.npz that it was converted from.",
     b"\x1f\x8b": "compressed by gzip. Extract it with gunzip, or tar -xzf, and give the checkpoint inside.",
 }
 _SUFFIXES = {
@@ -125,7 +129,6 @@ _SUFFIXES = {
     ".h5": f"an HDF5 file, as Keras writes it. {_LOAD_AND_SAVE}",
     ".gguf": "a GGUF file for llama.cpp. Give the checkpoint that it was converted from.",
     ".tflite": "a TensorFlow Lite graph. Give the checkpoint that it was exported from.",
-    ".alphas.bin": "a Marian model for Marian's own int8 products. Give the model.npz that it was converted from.",
 }
 
 

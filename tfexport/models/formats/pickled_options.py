@@ -130,10 +130,15 @@ def _read_archive(mapped: mmap.mmap, listed: list[zipfile.ZipInfo]) -> Any:
     members = {member.filename: member for member in listed}
     pickles = [name for name in members if name.endswith("/data.pkl") and name.count("/") == 1]
     if len(pickles) != 1:
-        raise Refused("it is a zip archive of something else")
+        raise Refused(
+            "it is a zip archive of something else. Extract it with unzip, and give the checkpoint or the folder inside"
+        )
     top = pickles[0].removesuffix("data.pkl")
     if f"{top}constants.pkl" in members:
-        raise Refused("it is a TorchScript archive, which is a program")
+        raise Refused(
+            "it is a TorchScript archive, which is a program. Save its weights with "
+            "torch.save(torch.jit.load(FILE).state_dict(), 'ckpt.pt'), and export ckpt.pt"
+        )
 
     def content(name: str) -> tuple[int, int]:
         """The offset and the size of a member."""

@@ -145,10 +145,11 @@ def _no_way(module: nn.Module, problems: Mapping[str, str], pad: int, *, has_ada
     tried = f"no way to call {name} gives logits for each target token ({shown})"
     parameters = inspect.signature(module.forward).parameters.values()
     tokens = [each for each in parameters if each.default is each.empty and role_of(each.name) == "tokens"]
-    classifier = " If it is an encoder classifier, --module does not read it: see Encoder classifiers in docs/guides/own-model.md."
+    classifier = " --module reads no encoder classifiers: see Encoder classifiers in docs/guides/own-model.md."
     error = CheckpointError(
         f"{tried if problems else f'{name} has no forward with a source and a target'}.{classifier * (len(tokens) == 1)} "
-        f"Check --pad {pad}. If it is right, add a function `call` to your file, which calls the model as your own decoding does, such as:"
+        f"Check --pad {pad}. If it is right, add a function `call` to your file, which calls the model as your own decoding "
+        "does, such as:"
     )
     error.example = ADAPTER.replace("PAD", str(pad))
     return error

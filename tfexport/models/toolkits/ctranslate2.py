@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tfexport.errors import CheckpointError, ConfigError
 from tfexport.models.families.family import Family, count_indices
+from tfexport.models.formats.files import MARIAN_BINARY
 from tfexport.models.formats.model_bin import ModelBin, read_model_bin
 from tfexport.models.formats.state_dicts import some
 from tfexport.models.positions import tensor2tensor_sinusoids
@@ -368,7 +369,8 @@ def _is_ctranslate2(path: Path) -> bool:
         return True
     try:
         with open_regular(file) as stream:
-            return file.name == MODEL and int.from_bytes(stream.read(4), "little") < 2**16
+            head = stream.read(8)
+            return file.name == MODEL and int.from_bytes(head[:4], "little") < 2**16 and head != MARIAN_BINARY
     except OSError:
         return False
 

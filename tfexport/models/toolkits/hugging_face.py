@@ -22,6 +22,8 @@ from tfexport.models.toolkits.toolkit import TextOptions, Toolkit, ToolkitCheckp
 _CHECKPOINTS = (".pt", ".pth", ".ckpt", ".npz", ".safetensors")
 _NO_WORDS = ("Classification", "QuestionAnswering", "ForCausalLM", "EncoderModel")
 """Suffixes of class names of models that generate no text, or that have no encoder."""
+_MODELS = (CONFIG, "model.bin", *WEIGHTS)
+"""Files of a folder with a model: of this library, or of CTranslate2."""
 _ADAPTER = "adapter_config.json"
 _OTHER_WEIGHTS = {"flax_model.msgpack": ("Flax", "from_flax"), "tf_model.h5": ("TensorFlow", "from_tf")}
 """Files of other libraries, with the library and the option that converts them in transformers 4; version 5 has none."""
@@ -118,6 +120,9 @@ def _no_config(path: Path) -> str:
             f"there is no file {path / CONFIG}. It has {some(checkpoints, 5)}: give the path of one, such as "
             f"{path / checkpoints[0]}."
         )
+    inside = [path / name for name in files if any((path / name / model).is_file() for model in _MODELS)]
+    if inside:
+        return f"there is no file {path / CONFIG}. Give the folder inside with the model, {inside[0]}."
     return (
         f"there is no file {path / CONFIG}. Give a folder that save_pretrained wrote, or a checkpoint such as ckpt.pt."
     )

@@ -19,7 +19,8 @@ from tfexport.models.formats.files import read_file
         ("flax_model.msgpack", b"\xdf\0\0\0\x02", "checkpoint of Flax"),
         ("translate-de_en.argosmodel", b"PK\x03\x04", "package of Argos Translate"),
         ("model.onnx", b"\x08\x08\x12\x07pytorch", "ONNX graph"),
-        ("model.intgemm.alphas.bin", b"\x01\0\0\0\0\0\0\0", "Marian's own int8"),
+        ("model.intgemm.alphas.bin", b"\x01\0\0\0\0\0\0\0", "binary model of Marian"),
+        ("model.bin", b"\x01\0\0\0\0\0\0\0", "binary model of Marian"),
         ("ckpt.pt.gz", b"\x1f\x8b\x08\0", "compressed by gzip"),
     ],
 )

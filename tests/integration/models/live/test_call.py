@@ -258,3 +258,17 @@ def test_an_adapter_is_the_only_way_that_is_tried() -> None:
     assert found(Base(), adapter=call).about == "call(model, src, tgt)"
     with pytest.raises(CheckpointError, match=r"`call` of your file does not work with Inside: returns \[3, 6, 8\]"):
         found(Inside(), adapter=lambda model, src, tgt: model.table(src))
+
+
+class OfSources(Base):
+    """A classifier."""
+
+    def forward(self, src: Tensor) -> Tensor:
+        return self.out(self.encode(src, src != PAD)[:, 0])
+
+
+def test_a_classifier_is_led_to_its_page() -> None:
+    with pytest.raises(
+        CheckpointError, match=r"reads no encoder classifiers: see Encoder classifiers in docs/guides/own"
+    ):
+        find_call(OfSources().double().eval(), IDS, None)
