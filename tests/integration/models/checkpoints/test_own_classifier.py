@@ -48,3 +48,4 @@ def test_the_error_for_an_encoder_alone_names_this_way(tmp_path: Path) -> None:
     torch.save(made(tmp_path).state_dict(), tmp_path / "ckpt.pt")
     with pytest.raises(TfexportError, match=r"family file of your own that says n_classes, --family my_family\.py"):
         load_checkpoint(tmp_path / "ckpt.pt", {})
+    assert "## Encoder classifiers" in (ROOT / "docs/guides/own-model.md").read_text(encoding="utf-8")

@@ -114,6 +114,24 @@ def test_of_two_usual_keys_the_user_says_which(load: Callable[..., Checkpoint], 
     assert_same_model(load(both, {**HINTS, "key": "state_dict"}), plain)
 
 
+@pytest.mark.parametrize("suffix", ["", "_state_dict", "_state"])
+def test_an_encoder_and_a_decoder_that_were_saved_one_by_one_are_one_model(
+    suffix: str, load: Callable[..., Checkpoint], plain: Checkpoint
+) -> None:
+    content: dict[str, Any] = {f"{side}{suffix}": {} for side in ("encoder", "decoder")}
+    for name, tensor in weights_of("tutorial").items():
+        side, _, own = name.partition(".")
+        content[f"{side}{suffix}"][own] = tensor
+    optimizer = trained({})["optimizer"]
+    assert_same_model(load({**content, "optimizer": optimizer, "epoch": 3}), plain)
+    assert_same_model(load({"model": content, "optimizer": optimizer}), plain)
+    loss = {"crit": {"weight": torch.ones(3)}}
+    assert "--ignore crit.weight" in refused(load, {**content, **loss})
+    assert_same_model(load({**content, **loss}, {**HINTS, "ignore": ["crit.*"]}), plain)
+    del content[f"encoder{suffix}"]
+    assert "decoder" in refused(load, content)
+
+
 def test_a_key_that_is_not_there_names_those_that_are(load: Callable[..., Checkpoint]) -> None:
     message = refused(load, two(weights_of("tutorial")), {**HINTS, "key": "ema.model"})
     assert "no entry 'ema.model': it has weights in net (" in message
