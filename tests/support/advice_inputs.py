@@ -94,6 +94,13 @@ def words() -> None:
     Path("tiny.pt").rename("model.pt")
 
 
+def differing_words() -> None:
+    """The special tokens of the target vocabulary have other ids than those of the source vocabulary."""
+    words()
+    target = json.loads(Path("tgt.json").read_text())
+    Path("other.json").write_text(json.dumps([target[1], target[0], *target[2:]]))
+
+
 def own_family(change: Callable[[str], str] = str, extra: Mapping[str, Tensor] | None = None) -> Callable[[], None]:
     """The example of a family file with a change, and its checkpoint."""
 

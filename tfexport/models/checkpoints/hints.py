@@ -39,10 +39,13 @@ def complete(
     # Only text has unknown tokens. Text needs a vocabulary, which then gives the id.
     fields: dict[str, Any] = {"unk_id": -1}
     sides = [side for side in (tokenizers.source, tokenizers.target) if side is not None]
+    differing: dict[str, str] = {}
     for kind in ("unk", "pad", "bos", "eos"):
-        ids = {side.special_id(kind) for side in sides} - {None}
-        if len(ids) == 1:
-            fields[f"{kind}_id"] = ids.pop()
+        ids = [number for side in sides if (number := side.special_id(kind)) is not None]
+        if len(set(ids)) == 1:
+            fields[f"{kind}_id"] = ids[0]
+        elif ids:
+            differing[f"{kind}_id"] = f" (the source vocabulary has {ids[0]}, the target vocabulary {ids[1]})"
     fields = {**fields, **told, **hints}
     if fields.get("embedding_scale") == "sqrt" and "d_model" in fields:  # missing fields are reported together
         fields["embedding_scale"] = math.sqrt(fields["d_model"])
@@ -55,7 +58,7 @@ def complete(
     elif any(tokenizers.source.template):
         fields |= {name: False for name in needed if name in SOURCE_ENDS}
         needed = [name for name in needed if name not in SOURCE_ENDS]
-    return fields, {name: USAGE.get(name, f"{name} with --config") for name in needed}
+    return fields, {name: USAGE.get(name, f"{name} with --config") + differing.get(name, "") for name in needed}
 
 
 def with_template(

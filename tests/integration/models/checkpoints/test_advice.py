@@ -19,6 +19,7 @@ from tests.support.advice_inputs import (
     Saved,
     argos,
     code_of_its_own,
+    differing_words,
     family,
     file,
     folder,
@@ -238,6 +239,11 @@ CASES = {
     ),
     "no vocabulary": Case(
         words, "model.pt --heads 3 --src-vocab no.json --tgt-vocab tgt.json", "cannot read the vocabulary"
+    ),
+    "differing vocabularies": Case(
+        differing_words,
+        "model.pt --heads 3 --src-vocab src.json --tgt-vocab other.json",
+        r"--pad N \(the source vocabulary has 1, the target vocabulary 0\)",
     ),
     "unknown field": Case(
         with_json('{"n_head": 3, "pad_id": 1, "bos_id": 2, "eos_id": 3}'),

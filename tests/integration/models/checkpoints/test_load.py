@@ -230,7 +230,10 @@ def test_vocabularies_that_disagree_tell_nothing(
     source = tiny_checkpoint.tokenizers().source
     target = word_tokenizer({word: index for index, word in enumerate(["<unk>", "<sos>", "<pad>", "<eos>"])})
     message = refused(load, weights_of("tutorial"), {"n_heads": 3}, tokenizers=Tokenizers(source, target))
-    assert "Give --pad N --bos N, " in message
+    pad, bos = (
+        f"(the source vocabulary has {ours}, the target vocabulary {other})" for ours, other in ((1, 2), (2, 1))
+    )
+    assert f"Give --pad N {pad} --bos N {bos}, " in message
 
 
 def test_what_the_user_says_wins_over_the_vocabularies(
