@@ -71,7 +71,7 @@ class Classifier:
 
 
 def load_classifier(
-    directory: str | Path,
+    directory: str | Path | Bundle,
     *,
     runtime: str = "ort-cpu",
     precision: str | None = None,
@@ -83,7 +83,7 @@ def load_classifier(
     Args:
         labels: a file with the names of the classes, one per line, class 0 first.
     """
-    bundle = open_bundle(path_of("directory", directory))
+    bundle = directory if isinstance(directory, Bundle) else open_bundle(path_of("directory", directory))
     require_runtime(runtime, threads)
     loaded = runtime_of_classifier(runtime, bundle, precision=precision_of(precision), threads=threads)
     names = None if labels is None else read_labels(path_of("labels", labels), bundle.config.n_classes)

@@ -375,7 +375,7 @@ def _steps(events: Iterable[Streamed]) -> Iterator[Step]:
 
 
 def load(
-    directory: str | Path,
+    directory: str | Path | Bundle,
     *,
     runtime: str = "ort-cpu",
     precision: str | None = None,
@@ -385,6 +385,7 @@ def load(
     """Load a bundle that `tfexport export` wrote.
 
     Args:
+        directory: the folder, or a bundle that is open already.
         runtime: `ort-cpu`, `ort-cuda`, `tensorrt`, `torch` or `torch-cuda`.
         precision: a precision of the bundle, such as `fp32` or `int8`; by default fp32, with `tensorrt` that of its engines.
         threads: CPU threads; by default all that the process may use.
@@ -395,7 +396,7 @@ def load(
         RuntimeUnavailable: the runtime does not exist, or its packages are not installed.
         TfexportError: the precision does not exist.
     """
-    bundle = open_bundle(path_of("directory", directory))
+    bundle = directory if isinstance(directory, Bundle) else open_bundle(path_of("directory", directory))
     chosen = precision_of(precision)
     require_runtime(runtime, threads)
     shortlist = flag_of("shortlist", shortlist)

@@ -1,23 +1,27 @@
 """The bundle: the folder that export writes and every runtime reads.
 
-`manifest.json` lists each file with its sha256, so that a changed or truncated file is never used.
+`manifest.json` lists each file with its sha256, so that a changed or truncated file is never used; see
+`bundle/verified_files.py`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from tfexport import contract
 from tfexport.bundle.graph_files import check_graph_file
+from tfexport.bundle.verified_files import VerifiedFiles
 from tfexport.config import ModelConfig
 from tfexport.confirmation import Confirmation
 from tfexport.contract import ATTENTION_ROLES, FORMAT, Dialect, Precision, Role
-from tfexport.errors import BundleError, ReplacedBundleError
+from tfexport.errors import BundleError
 from tfexport.system.regular_files import open_regular, read_text
 from tfexport.text.tokenizers import TextTokenizer
 
@@ -92,9 +96,13 @@ class Engine:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle whose files match its manifest."""
+    """A bundle whose files match its manifest.
+
+    Open a bundle once, and pass this object on. Then all that is loaded and judged belongs to the manifest of this object.
+    """
 
     directory: Path
+    """Without symbolic links: a link that is set to another bundle later has no effect."""
     config: ModelConfig
     origin: Origin
     graphs: tuple[Graph, ...]
@@ -113,6 +121,8 @@ class Bundle:
     """Tokenizers by side, as first read; later changes of the files have no effect."""
     _checked_graphs: set[str] = field(default_factory=set, compare=False, repr=False)
     """Graph files that were checked."""
+    _verified: VerifiedFiles = field(default_factory=VerifiedFiles, compare=False, repr=False)
+    """None of a bundle that is being written."""
 
     @property
     def precisions(self) -> list[Precision]:
@@ -163,21 +173,28 @@ class Bundle:
         if name in self._checked_graphs or not self.files:  # a bundle that is being written lists no files yet
             return
         listed = [self.directory / file for file in self.files if file.endswith(".safetensors")]
-        try:
-            sizes = {path.name: path.stat().st_size for path in listed}
-        except OSError:
-            raise self._replaced() from None
-        check_graph_file(self.directory / name, sizes)
+        with self.loading():
+            check_graph_file(self.directory / name, {path.name: path.stat().st_size for path in listed})
         self._checked_graphs.add(name)
 
     def engine(self, engine: Engine) -> Path:
-        """The path of an engine, after its checksum is verified.
+        """The path of an engine, after its checksum is verified. Load it within `loading`.
 
         Raises:
             BundleError: the engine is missing or altered.
         """
-        _verify(self.directory, engine.file, self.files[engine.file], f"Build again: tfexport build {self.directory}.")
+        self._verified.verify(engine.file, f"Build again: tfexport build {self.directory}.")
         return self.directory / engine.file
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Load graphs, weights or engines in this block. What is loaded has the sums in `files`.
+
+        Raises:
+            ReplacedBundleError: a file was replaced or written to after the bundle was opened, or during the block.
+        """
+        with self._verified.loading():
+            yield
 
     @property
     def weights(self) -> Path:
@@ -195,37 +212,28 @@ class Bundle:
             return self._tokenizers.get(side)
         path = self.directory / name
         try:
-            fields = json.loads(read_text(path))
+            with self.loading():
+                fields = json.loads(read_text(path))
         except (OSError, ValueError, RecursionError) as error:
             raise BundleError(f"{path} cannot be read: {error}. Export the checkpoint again.") from error
         self._tokenizers[side] = TextTokenizer.from_dict(fields, where=str(path))
         return self._tokenizers[side]
 
-    def require_same(self) -> None:
-        """Raise BundleError if the graphs or weights were replaced after the bundle was opened."""
-        try:
-            there = json.loads(read_text(self.directory / MANIFEST))["files"] if self.files else {}
-            engines = {engine.file for engine in self.engines}
-            same = all(there[name]["sha256"] == sha256 for name, sha256 in self.files.items() if name not in engines)
-        except (OSError, ValueError, KeyError, TypeError):
-            same = False
-        if not same:
-            raise self._replaced()
-
-    def _replaced(self) -> ReplacedBundleError:
-        return ReplacedBundleError(f"{self.directory} was replaced or removed after it was loaded. Load it again.")
-
 
 def open_bundle(directory: Path) -> Bundle:
     """Open a bundle and verify its files against the manifest, except engines, which `Bundle.engine` verifies.
 
+    The manifest is read once. A path with symbolic links is resolved once, so it may be set to another bundle at any time.
+
     Raises:
         BundleError: the bundle is missing, incomplete, altered, or of another format.
     """
-    path = directory / MANIFEST
-    if not path.is_file():
+    if not (directory / MANIFEST).is_file():
         raise BundleError(f"{directory} is not a bundle: it has no {MANIFEST}. Make one with `tfexport export CKPT`.")
+    if (real := os.path.realpath(directory)) != os.path.abspath(directory):  # messages keep a path without links
+        directory = Path(real)
     require_utf8(directory)
+    path = directory / MANIFEST
     try:
         manifest = json.loads(read_text(path))
         found = manifest["format"]
@@ -257,6 +265,7 @@ def open_bundle(directory: Path) -> Bundle:
                 contract.PRECISIONS[short]: tuple(map(str, budget["float32"]))
                 for short, budget in manifest.get("budgets", {}).items()
             },
+            _verified=VerifiedFiles(directory, files),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise BundleError(f"{path} cannot be read: {error!r}. Export the checkpoint again.") from error
@@ -269,12 +278,13 @@ def open_bundle(directory: Path) -> Bundle:
         raise BundleError(f"{path} does not list {', '.join(unlisted)}. Export the checkpoint again.")
     _require_size(bundle)
     engines = {engine.file for engine in bundle.engines}
-    for name, sha256 in files.items():
+    for name in files:
         if name not in engines:  # verified before use: a damaged engine can be built again
-            _verify(directory, name, sha256, "Export the checkpoint again.")
-    return (
-        replace(bundle, generation_config=_read_generation_config(directory)) if GENERATION_CONFIG in files else bundle
-    )
+            bundle._verified.verify(name, "Export the checkpoint again.")
+    if GENERATION_CONFIG not in files:
+        return bundle
+    with bundle.loading():
+        return replace(bundle, generation_config=_read_generation_config(directory))
 
 
 def _read_generation_config(directory: Path) -> dict[str, Any]:
@@ -356,21 +366,6 @@ def _precision(fields: Mapping[str, Any]) -> Precision:
     if fields["precision"] not in get_args(Precision):
         raise ValueError(f"{fields['precision']!r} is not a precision")
     return fields["precision"]
-
-
-def _verify(directory: Path, name: str, sha256: str, remedy: str) -> None:
-    pure = PurePosixPath(name)
-    if pure.name != name or name in ("", ".", ".."):
-        raise BundleError(
-            f"{directory / MANIFEST} names {name!r}, which is outside the bundle. Do not use this bundle."
-        )
-    path = directory / name
-    try:
-        found = file_sha256(path)
-    except (OSError, ValueError) as error:  # ValueError: not a valid file name
-        raise BundleError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}. {remedy}") from error
-    if found != sha256:
-        raise BundleError(f"{path} is not what was exported (its sha256 differs). {remedy}")
 
 
 def file_sha256(path: Path) -> str:

@@ -121,8 +121,13 @@ class OrtGraphs:
         self.device, self.precision, self.buckets = device, precision, buckets
         rounding = device.name == "cpu" and precision in ("float16", "bfloat16")
 
+        def loaded(role: Role, dialect: Dialect = "onnx24", **options: Any) -> OrtExecutable:
+            graph = bundle.graph(role, precision, dialect)
+            with bundle.loading():
+                return OrtExecutable(graph, device, threads, **options)
+
         def load(role: Role) -> OrtExecutable:
-            return OrtExecutable(bundle.graph(role, precision, dialect), device, threads, rounding=rounding, tf32=tf32)
+            return loaded(role, dialect, rounding=rounding, tf32=tf32)
 
         self._load, self._attention_step = load, None  # type: tuple[Any, OrtExecutable | None]
         self._step, self._beam_step = load("decoder_step"), None  # type: tuple[OrtExecutable, OrtExecutable | None]
@@ -132,15 +137,11 @@ class OrtGraphs:
         self.search: DeviceSearch | None = None
         if ahead and all(bundle.has_graph(graph.role, precision, "onnx24") for graph in SEARCH_GRAPHS):
             self.search = DeviceSearch(
-                device,
-                lambda role: OrtExecutable(bundle.graph(role, precision), device, threads),
-                lambda: [self._step, *([self._beam_step] if self._beam_step else [])],
+                device, loaded, lambda: [self._step, *([self._beam_step] if self._beam_step else [])]
             )
-        self.encoder = OrtExecutable(
-            bundle.graph("encoder", precision, dialect), device, threads, record=False, rounding=rounding
-        )
+        self.encoder = loaded("encoder", dialect, record=False, rounding=rounding)
         # One node, and as many bindings as there are pairs of buffers: a recording would cost more than it saves.
-        self.select_rows = OrtExecutable(bundle.graph("select_rows", precision), device, threads, record=False)
+        self.select_rows = loaded("select_rows", record=False)
 
     def beam_step(self) -> OrtExecutable:
         if self._beam_step is None:  # loaded at the first search with a beam
@@ -173,7 +174,8 @@ class OrtClassifier:
         self.config, self.capacity = bundle.config, Capacity.of_model(bundle.config)
         self.precision = precision
         graph = bundle.graph("encoder_classifier", precision)
-        self._session = _session(graph, HostDevice(), threads, record=False, rounding=precision != "float32")
+        with bundle.loading():
+            self._session = _session(graph, HostDevice(), threads, record=False, rounding=precision != "float32")
 
     def logits(self, src_ids: IntArray, src_len: IntArray) -> FloatArray:
         (found,) = self._session.run(["logits"], {"src_ids": src_ids, "src_len": src_len})

@@ -220,7 +220,9 @@ def _array(tensor: Tensor) -> FloatArray:
 def _built(bundle: Bundle) -> Transformer | EncoderClassifier:
     """The model of a bundle's config and weights."""
     try:
-        return build_model(bundle.config, load_file(bundle.weights))
+        with bundle.loading():
+            weights = load_file(bundle.weights)
+        return build_model(bundle.config, weights)
     except SafetensorError as error:
         raise BundleError(f"{bundle.weights} cannot be read: {error}. Export the checkpoint again.") from error
     except RuntimeError as error:  # PyTorch's, of names and shapes

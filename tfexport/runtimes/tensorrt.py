@@ -130,10 +130,13 @@ class TensorRtGraphs(HostSearch):
         graphs = {graph.role: graph for graph in graphs_of(bundle.config, self.precision)}
         _check_profiles(bundle, engines, graphs)
         self._runtime = library.Runtime(library.Logger(library.Logger.ERROR))
-        loaded = {
-            (e.role, e.cache): TensorRtExecutable(bundle.engine(e), e, graphs[e.role], library, self._runtime, device)
-            for e in engines
-        }
+        with bundle.loading():
+            loaded = {
+                (e.role, e.cache): TensorRtExecutable(
+                    bundle.engine(e), e, graphs[e.role], library, self._runtime, device
+                )
+                for e in engines
+            }
         # All contexts share it, because they run one after the other on one stream. By default each would have its own.
         scratch = device.allocate(max(executable.scratch for executable in loaded.values()))
         for executable in loaded.values():

@@ -95,13 +95,16 @@ class HowToLoad:
     def load(self, place: Place) -> Served:
         """Load a bundle and start its workers.
 
+        The bundle is opened once: the certificate is compared with the sums of the files that the runtime has loaded. See
+        `bundle/verified_files.py` for what may change meanwhile.
+
         Raises:
             TfexportError: the bundle cannot be loaded, or lacks a required certificate.
         """
         files = files_of(place.directory)  # read before loading, so that a change during loading is detected
         bundle = open_bundle(place.directory)
         kind: Callable[..., Model | Classifier] = load_classifier if bundle.config.is_classifier else load
-        model = kind(place.directory, runtime=self.runtime, precision=self.precision, threads=self.threads)
+        model = kind(bundle, runtime=self.runtime, precision=self.precision, threads=self.threads)
         problem = missing(bundle, self.runtime, model.precision)
         if problem and self.certified:
             raise TfexportError(

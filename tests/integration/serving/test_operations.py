@@ -6,20 +6,26 @@ import asyncio
 import importlib.util
 import json
 import logging
+import os
 import re
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import torch
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from tests.support.tiny import SRC_VOCAB
-from tfexport.errors import TfexportError
+import tfexport
+from tests.support.tiny import HINTS, SRC_VOCAB, TinyCheckpoint, tiny_transformer
+from tfexport.bundle.reader import Bundle, open_bundle
+from tfexport.errors import BundleError, TfexportError
+from tfexport.exporter.pipeline import export
+from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.scheduling.metrics import Counters
 from tfexport.serving import catalog as catalogs
 from tfexport.serving.access.keys import Keys
@@ -30,6 +36,7 @@ from tfexport.serving.reload import Reloader
 from tfexport.serving.state import State
 from tfexport.serving.telemetry import metrics as metrics_module
 from tfexport.serving.telemetry.logs import FIELDS, JsonFormatter, TextFormatter
+from tfexport.verification.certificates import certify, write_certificates
 
 LONG = " ".join(f"de{4 + n % (SRC_VOCAB - 4)}" for n in range(12))
 ENDLESS: dict[str, Any] = {"text": LONG, "min_length": 19, "max_length": 20, "beam": 4}
@@ -400,6 +407,79 @@ def test_ready_tells_what_has_no_certificate_and_certified_refuses_it(catalog: C
         Catalog([Place("tiny", tiny_bundle)], HowToLoad(certified=True))
 
 
+SERVED = "de5 de6 de7"
+
+
+@pytest.fixture
+def certified(own_bundle: Path) -> str:
+    """`own_bundle` gets a certificate; what it decodes."""
+    bundle = open_bundle(own_bundle)
+    about = {"sha256": "0" * 64, "sentences": 3, "random": False}
+    write_certificates(bundle, [certify(bundle, "ort-cpu", "float32", [{"beam": 1}], about, "bundle")])
+    return str(tfexport.load(own_bundle, threads=1).translate(SERVED).text)
+
+
+@pytest.fixture
+def other(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Path:
+    """A bundle of the same model with other weights and without a certificate."""
+    torch.save(tiny_transformer(seed=5).state_dict(), tmp_path / "other.pt")
+    checkpoint = load_checkpoint(tmp_path / "other.pt", HINTS, tokenizers=tiny_checkpoint.tokenizers())
+    return export(checkpoint, tmp_path / "other", gate=None).directory
+
+
+def changes_when_it_is_open(monkeypatch: pytest.MonkeyPatch, change: Callable[[], object]) -> None:
+    """Change a bundle between its opening and its load."""
+
+    def opened(directory: Path) -> Bundle:
+        bundle = open_bundle(directory)
+        change()
+        return bundle
+
+    monkeypatch.setattr(catalogs, "open_bundle", opened)
+
+
+def test_a_link_that_is_set_to_another_bundle_has_no_effect_on_what_is_certified(
+    own_bundle: Path, other: Path, certified: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, new = tmp_path / "link", tmp_path / "new"
+    link.symlink_to(own_bundle)
+
+    def change() -> None:
+        new.symlink_to(other)
+        new.replace(link)
+
+    changes_when_it_is_open(monkeypatch, change)
+    catalog = Catalog([Place("own", link)], HowToLoad(certified=True))
+    try:
+        found = catalog.find().translator.translate(SERVED).text
+        assert tfexport.load(other, threads=1).translate(SERVED).text != certified
+        assert found == certified
+    finally:
+        catalog.close()
+
+
+@pytest.mark.usefixtures("certified")
+@pytest.mark.parametrize("how", ["replaced", "written"])
+@pytest.mark.parametrize("names", [["weights.safetensors"], ["weights.safetensors", "manifest.json"]])
+def test_files_that_change_after_the_bundle_was_opened_are_not_served_as_certified(
+    own_bundle: Path, other: Path, monkeypatch: pytest.MonkeyPatch, how: str, names: list[str]
+) -> None:
+    def change() -> None:
+        for name in names:
+            file, new = own_bundle / name, own_bundle / "new"
+            before = file.stat()
+            if how == "replaced":
+                shutil.copy(other / name, new)
+                new.replace(file)
+            else:
+                file.write_bytes((other / name).read_bytes())
+            os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    changes_when_it_is_open(monkeypatch, change)
+    with pytest.raises(BundleError, match=r"was replaced, written to or removed after it was opened\. Load it again"):
+        Catalog([Place("own", own_bundle)], HowToLoad(certified=True))
+
+
 # --- reload
 
 
@@ -420,6 +500,25 @@ def touch(bundle: Path) -> None:
     manifest = bundle / "manifest.json"
     shutil.copy(manifest, bundle / "manifest.new")
     (bundle / "manifest.new").rename(manifest)
+
+
+def test_a_link_that_is_set_to_another_bundle_is_a_change(
+    own_bundle: Path, other: Path, certified: str, tmp_path: Path
+) -> None:
+    link, new = tmp_path / "link", tmp_path / "new"
+    link.symlink_to(own_bundle)
+    catalog = Catalog([Place("own", link)], HowToLoad())
+    try:
+        it, _ = reloader(catalog)
+        new.symlink_to(other)
+        new.replace(link)
+        assert catalog.find().translator.translate(SERVED).text == certified
+        it.check(at_once=True)
+        found = catalog.find()
+        assert found.translator.translate(SERVED).text == tfexport.load(other, threads=1).translate(SERVED).text
+        assert found.uncertified is not None
+    finally:
+        catalog.close()
 
 
 def test_a_bundle_that_changes_is_loaded_when_its_files_are_settled(own: Catalog, own_bundle: Path) -> None:

@@ -76,18 +76,18 @@ class Context:
         """The session of a graph. It is loaded at the first call, because a search needs few of the graphs.
 
         Raises:
-            BundleError: the bundle has no such graph, or ONNX Runtime cannot load it.
+            BundleError: the bundle has no such graph, it was replaced, or ONNX Runtime cannot load it.
         """
         with self._loading:
             if role not in self._sessions:
                 graph = self.bundle.graph(role, self.precision, "ort")
-                session = (
-                    shared_session(self.bundle, graph, self.threads)
-                    if self._share_weights
-                    else cpu_session(graph, self.threads)
-                )
+                with self.bundle.loading():
+                    session = (
+                        shared_session(self.bundle, graph, self.threads)
+                        if self._share_weights
+                        else cpu_session(graph, self.threads)
+                    )
                 _require_contract(session, graph, role, self.config, self.precision)
-                self.bundle.require_same()  # the other graphs may have been loaded long ago
                 self._sessions[role] = session
                 return_freed_memory(now=True)  # ONNX Runtime packed the weights in it
             return self._sessions[role]

@@ -74,7 +74,7 @@ def shared_session(bundle: Bundle, graph: Path, threads: int | None) -> onnxrunt
             if not _is_whole(place):
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not _is_whole(place):  # while this process waited, another may have written it
-                    return _pack(graph, place, threads, _longest_vector(bundle.config))
+                    return _pack(graph, bundle, place, threads)
             return _mapped(place, threads)
     except (OSError, NotShared, BundleError) as error:
         logging.getLogger(__name__).warning(
@@ -136,24 +136,23 @@ def _longest_vector(config: ModelConfig) -> int:
     return 4 * max(config.src_vocab_size, config.tgt_vocab_size, *widths)
 
 
-def _pack(graph: Path, place: Path, threads: int | None, smallest: int) -> onnxruntime.InferenceSession:
+def _pack(graph: Path, bundle: Bundle, place: Path, threads: int | None) -> onnxruntime.InferenceSession:
     """Write the packed form of `graph` to `place`, and load it from there.
-
-    Args:
-        smallest: bytes above which a tensor is stored in the file and not in the graph, and its packed form is kept.
 
     Raises:
         OSError, NotShared: it cannot be written.
-        BundleError: what was written cannot be loaded.
+        BundleError: what was written cannot be loaded, or the bundle was replaced meanwhile.
     """
+    smallest = _longest_vector(bundle.config)
     for left in place.parent.glob(f".{place.name}.*"):  # left by killed processes
         shutil.rmtree(left, ignore_errors=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
     try:
-        try:
-            cpu_session(graph, threads, lambda options: _write_to(partial, options, smallest + 1))
-        except BundleError as error:  # or it cannot load the graph at all; then the session of its own raises that
-            raise NotShared("ONNX Runtime could not write them: make room on the disk") from error
+        with bundle.loading():  # later processes trust what is written here
+            try:
+                cpu_session(graph, threads, lambda options: _write_to(partial, options, smallest + 1))
+            except BundleError as error:  # or it cannot load the graph at all; then the session of its own raises that
+                raise NotShared("ONNX Runtime could not write them: make room on the disk") from error
         _require_aligned(partial / GRAPH)
         checksums = json.dumps(_checksums(partial))
         session = _mapped(partial, threads)  # before other processes find it
@@ -179,6 +178,9 @@ def _require_aligned(graph: Path) -> None:
 
 
 def _write_to(folder: Path, options: onnxruntime.SessionOptions, smallest: int) -> None:
+    """Args:
+    smallest: bytes above which a tensor is stored in the file and not in the graph, and its packed form is kept.
+    """
     options.optimized_model_filepath = str(folder / GRAPH)
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)
     options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", str(smallest))

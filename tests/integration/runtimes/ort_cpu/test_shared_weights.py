@@ -21,7 +21,7 @@ from tests.support.ort_bundles import CONFIG, random_model, random_sources, writ
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.contract import Precision
 from tfexport.decoding.search import Hypothesis, SearchOptions, search
-from tfexport.errors import RuntimeUnavailable
+from tfexport.errors import ReplacedBundleError, RuntimeUnavailable
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.ort_cpu import shared_weights
 from tfexport.system import disk_cache
@@ -87,6 +87,24 @@ def test_tokens_and_scores_are_those_of_weights_of_its_own(
     assert not list(disk_cache.folder().glob("packed/.*"))
     assert found(bundle, precision=precision) == wanted  # read
     assert len(written) == 4
+
+
+def test_weights_that_change_while_they_are_packed_are_not_kept(
+    larger: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = open_bundle(Path(shutil.copytree(larger, tmp_path / "own")))
+    weights = bundle.directory / "weights.safetensors"
+
+    def changed(*given: Any) -> Any:
+        weights.replace(weights.with_name("before"))
+        shutil.copy(weights.with_name("before"), weights)
+        return cpu_session(*given)
+
+    cpu_session = shared_weights.cpu_session
+    monkeypatch.setattr(shared_weights, "cpu_session", changed)
+    with pytest.raises(ReplacedBundleError):
+        load_runtime("ort-cpu", bundle, threads=1, share_weights=True)
+    assert [path for path in cache.iterdir() if path.is_dir()] == []
 
 
 COPIED = """
