@@ -15,7 +15,8 @@ import tfexport
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.contract import Precision
 from tfexport.errors import BundleError, ReplacedBundleError
-from tfexport.runtimes import load_classifier, load_runtime
+from tfexport.runtimes import load_classifier, load_runtime, ort, pytorch
+from tfexport.runtimes.ort_cpu import context
 
 WEIGHTS = "weights.safetensors"
 
@@ -54,6 +55,41 @@ def test_no_runtime_loads_files_that_changed_since_the_bundle_was_opened(
     change(bundle.directory / WEIGHTS)
     with pytest.raises(ReplacedBundleError):
         load_runtime(runtime, bundle, precision=precision, threads=1)
+
+
+@pytest.mark.parametrize(
+    ("load", "runtime", "precision", "module", "reads"),
+    [
+        (load_runtime, "ort-cpu", "float32", context, "cpu_session"),
+        (load_runtime, "ort-cpu", "float16", ort, "_session"),
+        (load_runtime, "torch", "float32", pytorch, "load_file"),
+        (load_classifier, "ort-cpu", "float32", ort, "_session"),
+        (load_classifier, "torch", "float32", pytorch, "load_file"),
+    ],
+)
+def test_files_that_are_others_while_a_library_reads_them_are_an_error(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    load: Callable[..., Any],
+    runtime: str,
+    precision: Precision,
+    module: Any,
+    reads: str,
+) -> None:
+    origin = request.getfixturevalue("half_bundle" if load is load_runtime else "classifier_bundle")
+    bundle, read = open_bundle(Path(shutil.copytree(origin, tmp_path / "b"))), getattr(module, reads)
+
+    def changed(*given: Any, **options: Any) -> Any:
+        kept = shutil.copy2(bundle.directory / WEIGHTS, tmp_path / "kept")
+        put_another(bundle.directory / WEIGHTS)
+        loaded = read(*given, **options)
+        kept.replace(bundle.directory / WEIGHTS)
+        return loaded
+
+    monkeypatch.setattr(module, reads, changed)
+    with pytest.raises(ReplacedBundleError):
+        load(runtime, bundle, precision=precision, threads=1)
 
 
 @pytest.mark.parametrize("runtime", ["ort-cpu", "torch"])
@@ -141,11 +177,9 @@ def test_an_engine_is_verified_whenever_it_is_loaded(own_bundle: Path, monkeypat
     (own_bundle / "one.engine").write_bytes(b"1")
     engine: Any = type("Engine", (), {"file": "one.engine"})
     monkeypatch.setitem(bundle.files, "one.engine", "6b86b273ff34fce19d6b804eff5a3f5747ada4eaa22f1d49c01e52ddb7875b4b")  # type: ignore[arg-type]
-    with bundle.loading():
-        assert bundle.engine(engine).read_bytes() == b"1"
 
     def change() -> None:
-        bundle.engine(engine)
+        assert bundle.engine(engine).read_bytes() == b"1"
         write_into(own_bundle / "one.engine")
 
     with pytest.raises(ReplacedBundleError), bundle.loading():

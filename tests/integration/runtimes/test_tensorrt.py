@@ -16,7 +16,7 @@ from tests.support.fake_cuda import FakeCudart, use
 from tests.support.tiny import SRC_VOCAB
 from tfexport.bundle.reader import PORTABLE, Bundle, open_bundle
 from tfexport.decoding.search import SearchOptions, search
-from tfexport.errors import EngineError, RuntimeUnavailable, TfexportError
+from tfexport.errors import EngineError, ReplacedBundleError, RuntimeUnavailable, TfexportError
 from tfexport.exporter.engine_plan import LengthPlan
 from tfexport.runtimes import load_runtime, tensorrt
 from tfexport.runtimes.base import Capacity
@@ -204,6 +204,22 @@ def test_a_damaged_engine_says_build_and_leaves_the_other_runtimes_alone(
     opened = open_bundle(copy)
     assert search(load_runtime("ort-cpu", opened, threads=1), SOURCES, SearchOptions())
     with pytest.raises(TfexportError, match=r"is not what was exported .*Build again: tfexport build"):
+        load_runtime("tensorrt", opened)
+
+
+@pytest.mark.parametrize("library", ["tensorrt_rtx"], indirect=True)
+def test_an_engine_that_is_another_while_it_is_read_is_an_error(
+    bundle: Bundle, library: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, read = open_bundle(Path(shutil.copytree(bundle.directory, tmp_path / "copy"))), tensorrt.read_bytes
+
+    def replaced(path: Path) -> bytes:
+        new = shutil.copy2(path, tmp_path / "new")
+        new.replace(path)
+        return read(path)
+
+    monkeypatch.setattr(tensorrt, "read_bytes", replaced)
+    with pytest.raises(ReplacedBundleError):
         load_runtime("tensorrt", opened)
 
 
