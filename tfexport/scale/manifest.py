@@ -2,7 +2,7 @@
 
 OUT/part-00000-000000000000-16384.parquet   a shard, under its name when it is complete
 OUT/_tfexport/run.json                      the manifest
-OUT/_tfexport/done/part-….json              what was counted of a shard
+OUT/_tfexport/done/part-….json              the record of a part; see `records.py`
 OUT/_tfexport/tries/part-…/                 shards that are under way; see `tries.py`
 OUT/_tfexport/summary.json                  the run is complete
 OUT/_tfexport/driver…                       who writes; see `driver_lock.py`
@@ -139,8 +139,8 @@ class Output:
     def part(self, shard: Shard) -> Place:
         return self.folder / shard.name(self.format)
 
-    def counts(self, shard: Shard) -> Place:
-        """What was counted of a shard."""
+    def record(self, shard: Shard) -> Place:
+        """What is kept of a part; see `records.py`."""
         return self.own / "done" / f"{shard.name(self.format)}.json"
 
     def make(self) -> None:
@@ -152,7 +152,7 @@ class Output:
         return {shard for name in self.folder.names() if (shard := Shard.parse(name)) is not None}
 
     def remove_state(self) -> None:
-        """Remove the counts, tries and summary of a run without parts."""
+        """Remove the records, tries and summary of a run without parts."""
         for place in (self.summary, self.own / "done", self.tries):
             place.remove()
 

@@ -7,6 +7,7 @@ tells which rows it has: what is written twice is written over itself, and what 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
@@ -17,7 +18,7 @@ from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
@@ -26,6 +27,7 @@ from tfexport.errors import TfexportError
 from tfexport.scale.cluster import Rest, Rhythm, connect, quiet_ray_data
 from tfexport.scale.manifest import Manifest, Output, Task
 from tfexport.scale.options import ClusterOptions
+from tfexport.scale.records import Done, Record, changed_inputs, read_record, recorded, verified
 from tfexport.scale.row_function import RowFunction
 from tfexport.scale.rows import texts, written
 from tfexport.scale.shards import Input, Shard, gaps, read_shards
@@ -47,33 +49,33 @@ POLL_SECONDS = 0.01
 """The seconds between two looks at the queue of results, with which Ray Data waits for the next one."""
 
 
-@dataclass(frozen=True)
-class Done:
-    """A shard that was written."""
-
-    shard: Shard
-    statuses: Mapping[str, int]
-
-
-def read_files(batch: Mapping[str, Any], manifest: Manifest, done: set[Shard]) -> Iterator[pa.Table]:
+def read_files(batch: Mapping[str, Any], manifest: Manifest, done: Mapping[Shard, str]) -> Iterator[pa.Table]:
     """The shards of input files that are not done, each as one row, in Arrow's stream format: a function for Ray Data.
+
+    A file is read twice: first its sum, without which no part of it may be written, then its rows.
+
+    Args:
+        done: the shards that are done, with the sha256 of the input that each was made of.
 
     Errors are rows too: Ray tells of exceptions in its own words, and drops what they came from.
     """
     for file in map(int, batch["file"]):
         try:
-            for shard, table in read_shards(manifest.inputs[file], file, manifest.rows_per_shard, done):
+            source = manifest.inputs[file]
+            sha256 = source.sha256({value for shard, value in done.items() if shard.file == file})
+            for shard, table in read_shards(source, file, manifest.rows_per_shard, done.keys()):
                 sink = pa.BufferOutputStream()
                 with pa.ipc.new_stream(sink, table.schema) as stream:
                     stream.write_table(table)
-                yield _row(shard, sink.getvalue().to_pybytes())
+                yield _row(shard, sink.getvalue().to_pybytes(), sha256)
         except TfexportError as error:
             yield _row(Shard(file, 0, 0), error=str(error))
 
 
-def _row(shard: Shard, data: bytes = b"", *, error: str = "") -> pa.Table:
+def _row(shard: Shard, data: bytes = b"", input_sha256: str = "", *, error: str = "") -> pa.Table:
     numbers = {"file": [shard.file], "first": [shard.first], "rows": [shard.rows]}
-    return pa.table({**numbers, "data": pa.array([data], pa.large_binary()), "error": [error]})
+    about = {"input_sha256": [input_sha256], "error": [error]}
+    return pa.table({**numbers, "data": pa.array([data], pa.large_binary()), **about})
 
 
 @dataclass(frozen=True)
@@ -106,10 +108,11 @@ class ShardWriter:
         return pa.Table.from_pylist([self._done(row) for row in batch.to_pylist()])
 
     def _done(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        shard, error, statuses = Shard(row["file"], row["first"], row["rows"]), row["error"], {}
+        shard, error = Shard(row["file"], row["first"], row["rows"]), row["error"]
+        statuses: Mapping[str, int] = {}
         began = time.perf_counter()
         try:
-            statuses = self.write(shard, row["data"]) if shard.rows else {}
+            statuses = self.write(shard, row["data"], row["input_sha256"]) if shard.rows else {}
         except TfexportError as problem:
             error = str(problem)
         except OSError as problem:
@@ -117,18 +120,21 @@ class ShardWriter:
             error = f"cannot write {self._output.part(shard).uri}: {about}. Make room, then go on with --resume."
         numbers = {"file": shard.file, "first": shard.first, "rows": shard.rows}
         seconds = time.perf_counter() - began
-        return {**numbers, "seconds": seconds, "statuses": json.dumps(statuses), "error": error}
+        return {**numbers, "seconds": seconds, "statuses": json.dumps(dict(statuses)), "error": error}
 
-    def write(self, shard: Shard, data: bytes) -> dict[str, int]:
+    def write(self, shard: Shard, data: bytes, input_sha256: str) -> Mapping[str, int]:
         """Write a shard, if nobody has done so; returns the number of its rows of each status.
+
+        Args:
+            input_sha256: of the file that it was read from.
 
         Raises:
             TfexportError: another run has begun in the folder.
         """
         part = self._output.part(shard)
         tries = Tries(self._output.tries / part.name, self._driver.name)
-        statuses = read_counts(self._output, shard) if part.stamp() is not None else None
-        if statuses is None:
+        record = read_record(self._output, shard) if part.stamp() is not None else None
+        if record is None:
             source = self._manifest.inputs[shard.file]
             table = pa.ipc.open_stream(data).read_all()
             function = self._function
@@ -136,14 +142,15 @@ class ShardWriter:
             rows = rows_of(function, values, f"{shard.file}:{shard.first}", tries)
             statuses = dict(Counter(row.status for row in rows))
             content = written(shard, table, rows, function, source=source.format, output=self._output.format)
-            part.write(content, before=lambda: self._count(shard, statuses))
+            record = Record(shard, statuses, hashlib.sha256(content).hexdigest(), input_sha256)
+            part.write(content, before=partial(self._write, record))
         tries.remove()
-        return statuses
+        return record.statuses
 
-    def _count(self, shard: Shard, statuses: Mapping[str, int]) -> None:
-        """Write the counts of a part that is ready, if it is one of this run: a part that is there has them."""
-        self._output.counts(shard).write(json.dumps(statuses).encode(), before=self._require_own_run)
-        self._require_own_run()  # the counts may have been on their way for long
+    def _write(self, record: Record) -> None:
+        """Write the record of a part that is ready, if it is one of this run: a part that is there has one."""
+        record.write(self._output, before=self._require_own_run)
+        self._require_own_run()  # the record may have been on its way for long
 
     def _require_own_run(self) -> None:
         # An actor outlives a killed driver for some seconds. A run without parts may have been replaced meanwhile.
@@ -151,37 +158,21 @@ class ShardWriter:
             raise TfexportError(f"another run has begun in {self._output.folder.uri}. Give another folder.")
 
 
-def read_counts(output: Output, shard: Shard) -> dict[str, int] | None:
-    """Of a shard that is written, the number of its rows of each status. None if that is missing or damaged."""
-    try:
-        found = json.loads(output.counts(shard).read())
-    except (FileNotFoundError, ValueError):
-        return None
-    is_whole = isinstance(found, dict) and all(isinstance(count, int) for count in found.values())
-    return found if is_whole and sum(found.values()) == shard.rows else None
-
-
-def _counted(output: Output) -> Iterator[Done]:
-    """The shards that are written, without those whose counts are missing or damaged."""
-    shards = sorted(output.done())
-    with ThreadPoolExecutor(16) as pool:
-        counts = pool.map(lambda shard: read_counts(output, shard), shards)
-        yield from (Done(shard, found) for shard, found in zip(shards, counts, strict=True) if found is not None)
-
-
 def run(manifest: Manifest, output: Output, task: Task, cluster: ClusterOptions) -> Generator[Done]:
     """Compute what is not done yet; yields shards as they are written, then writes the summary.
+
+    Damaged parts are computed again, with a warning.
 
     It has to end, or be closed, before the cluster is left.
 
     Raises:
-        TfexportError: an input cannot be read, an output cannot be written, or a part is missing at the end.
+        TfexportError: an input cannot be read or has changed, an output cannot be written, or a part is missing at the end.
     """
     import ray
 
     output.remove_partial()
-    was_connected, before = ray.is_initialized(), list(_counted(output))
-    done = {one.shard for one in before}  # a part without counts is computed again
+    was_connected, before = ray.is_initialized(), list(verified(output))
+    done = {record.shard: record.input_sha256 for record in before}  # a part without a record is computed again
     yield from before
     totals: dict[int, int] = {}
     rows = sum(shard.rows for shard in done)
@@ -216,13 +207,16 @@ def _complete(manifest: Manifest, output: Output, totals: dict[int, int]) -> Non
         totals: the number of rows of each input.
 
     Raises:
-        TfexportError: a part is missing.
+        TfexportError: a part is missing, or an input changed while it was read.
     """
     found = [f"input {file} was not read" for file in range(len(manifest.inputs)) if file not in totals]
     if problems := [*found, *gaps(output.done(), totals)]:
         raise TfexportError(f"the output is not complete: {'; '.join(problems[:3])}. Run it again with --resume.")
     statuses: Counter[str] = Counter()
-    parts = list(_counted(output))
+    parts = list(recorded(output))
+    if changed := changed_inputs(parts):
+        uri = manifest.inputs[changed[0]].place.uri
+        raise TfexportError(f"{uri} was changed while it was read. Begin anew, in another folder, when it is complete.")
     for one in parts:
         statuses.update(one.statuses)
     summary = {"rows": sum(totals.values()), "parts": len(parts), "statuses": dict(sorted(statuses.items()))}
@@ -244,7 +238,7 @@ def _actors(cluster: ClusterOptions, task: Task) -> int:
 
 
 def _dataset(
-    manifest: Manifest, output: Output, task: Task, cluster: ClusterOptions, actors: int, done: set[Shard]
+    manifest: Manifest, output: Output, task: Task, cluster: ClusterOptions, actors: int, done: Mapping[Shard, str]
 ) -> Any:
     import ray
 

@@ -93,6 +93,27 @@ class Input:
                 f"{self.place.uri} was changed while it was read. Begin anew, in another folder, when it is complete."
             )
 
+    def sha256(self, parts: Set[str] = frozenset()) -> str:
+        """The sha256 of the file.
+
+        Args:
+            parts: those of the files that finished parts were made of.
+
+        Raises:
+            TfexportError: the file cannot be read, or finished parts were made of other content.
+        """
+        self.require_unchanged()
+        try:
+            sha256 = self.place.sha256()
+        except (pa.ArrowException, OSError) as error:
+            raise _unreadable(self, error) from error
+        if parts - {sha256}:
+            raise TfexportError(
+                f"{self.place.uri} has other content than the finished parts were made of, with the same size and time. "
+                "Restore it, or begin anew in another folder."
+            )
+        return sha256
+
     def require_columns(self, columns: Mapping[str, str]) -> None:
         """Check the columns, each by the flag that names it.
 

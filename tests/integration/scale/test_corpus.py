@@ -79,6 +79,31 @@ def test_parquet_has_the_text_of_the_model_and_a_lost_part_is_made_again(tiny_bu
     assert (summary["rows"], sum(summary["statuses"].values()), summary["parts"]) == (400, 400, 8)
 
 
+def test_a_resumed_run_makes_a_cut_part_again_and_refuses_an_input_that_was_rewritten(
+    tiny_bundle: Path, tmp_path: Path
+) -> None:
+    path, out = tmp_path / "in.txt", tmp_path / "out"
+    content = "".join(f"{line}\n" for line in LINES).encode()
+    path.write_bytes(content)
+    given = (tiny_bundle, path, "-o", out)
+    assert corpus(*given).returncode == 0
+    parts = {part: part.read_bytes() for part in sorted(out.glob("part-*"))}
+    cut = list(parts)[2]
+    os.truncate(cut, 100)
+    done = corpus(*given, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert f"warning: {cut} is damaged: its sha256 differs. Its rows are computed again." in done.stderr
+    assert {part: part.read_bytes() for part in out.glob("part-*")} == parts
+    before = path.stat()
+    path.write_bytes(content.replace(b"de4", b"de5"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    (out / "_tfexport" / "summary.json").unlink()
+    done = corpus(*given, "--resume")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"error: {path} has other content than the finished parts were made")
+    assert not (out / "_tfexport" / "summary.json").exists()
+
+
 def test_bad_rows_are_counted(tiny_bundle: Path, tmp_path: Path) -> None:
     rows: list[Any] = [{"text": "de4"}, {"text": None}, {"text": "de5 " * 2_500_000, "more": 1}, {"text": 7}]
     content = "".join(json.dumps(row) + "\n" for row in rows) + "broken\n"
@@ -225,7 +250,7 @@ def test_input_that_waits_for_actors_is_limited(monkeypatch: pytest.MonkeyPatch)
     task: Any = SimpleNamespace(options={"threads": 1})
     manifest: Any = SimpleNamespace(inputs=[])
     with pytest.raises(Stop):
-        runs._dataset(manifest, SimpleNamespace(), task, ClusterOptions(buffer_mib=7), 2, set())  # type: ignore[arg-type]
+        runs._dataset(manifest, SimpleNamespace(), task, ClusterOptions(buffer_mib=7), 2, {})  # type: ignore[arg-type]
     limits = ray.data.DataContext.get_current().execution_options.resource_limits
     assert limits.object_store_memory == 7 << 20
 

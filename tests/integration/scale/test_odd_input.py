@@ -21,6 +21,7 @@ from tests.support.tiny import SRC_VOCAB  # noqa: E402
 from tfexport.scale import Translator  # noqa: E402
 from tfexport.scale.manifest import Manifest, Output, Task  # noqa: E402
 from tfexport.scale.options import CorpusOptions, TextColumn  # noqa: E402
+from tfexport.scale.records import recorded  # noqa: E402
 from tfexport.scale.run import Driver, ShardWriter, inputs_of, read_files  # noqa: E402
 from tfexport.scale.storage import Place, inputs  # noqa: E402
 
@@ -46,7 +47,8 @@ class Corpus:
         self.writer = ShardWriter(self.manifest, self.output, task, Driver.of(self.output))
 
     def shards(self) -> Iterator[Any]:
-        for table in read_files({"file": range(len(self.manifest.inputs))}, self.manifest, self.output.done()):
+        done = {record.shard: record.input_sha256 for record in recorded(self.output)}
+        for table in read_files({"file": range(len(self.manifest.inputs))}, self.manifest, done):
             yield from self.writer(table).to_pylist()
 
     def rows(self) -> list[dict[str, Any]]:

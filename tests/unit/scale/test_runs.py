@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import sys
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'tfexport[ray]'")
 
+from pyarrow import fs
+
 from tfexport.commands import corpus as commands
 from tfexport.errors import TfexportError
 from tfexport.scale import run as runs
+from tfexport.scale import storage
 from tfexport.scale.manifest import Manifest, Output, Task
 from tfexport.scale.options import ClusterOptions, CorpusOptions, TextColumn
+from tfexport.scale.records import Record, read_record
 from tfexport.scale.row_function import Row
 from tfexport.scale.run import SHARDS_AT_END
 from tfexport.scale.shards import Input, Shard
@@ -79,14 +85,14 @@ def test_a_run_without_parts_is_replaced(manifest: Manifest, output: Output, res
         output.manifest.write(b"{")
     tries = output.tries / Shard(0, 0, 1).name("text")
     tries.make()
-    stale = [output.counts(Shard(0, 0, 1)), output.summary, tries / "shard-me-0"]
+    stale = [output.record(Shard(0, 0, 1)), output.summary, tries / "shard-me-0"]
     for place in stale:
         place.write(b"{}")
     other = replace(manifest, rows_per_shard=11)
     other.begin(output, resume=resume)
     assert json.loads(output.manifest.read())["rows_per_shard"] == 11
     assert [place for place in stale if place.stamp() is not None] == []
-    output.counts(Shard(0, 0, 1)).write(b"{}")  # its folder is there
+    output.record(Shard(0, 0, 1)).write(b"{}")  # its folder is there
 
 
 def test_parts_without_a_manifest_are_refused(manifest: Manifest, output: Output) -> None:
@@ -216,18 +222,18 @@ class Corpus:
         monkeypatch.setattr(runs, "_dataset", lambda *given: given[-1])
         monkeypatch.setattr(runs, "_results", self.computed)
 
-    def computed(self, done: Set[Shard] = frozenset()) -> Iterator[Any]:
+    def computed(self, done: Mapping[Shard, str] = MappingProxyType({})) -> Iterator[Any]:
         """What comes out of Ray."""
         self.at_start = [path.name for path in self.folder.rglob("*")]
         writer = runs.ShardWriter(self.manifest, self.output, self.task, runs.Driver.of(self.output))
-        for table in runs.read_files({"file": [0]}, self.manifest, set(done)):
+        for table in runs.read_files({"file": [0]}, self.manifest, done):
             if table["first"][0].as_py() not in self.lost:
                 yield from ({**row, "seconds": self.seconds} for row in writer(table).to_pylist())
 
     def actor(self) -> tuple[runs.ShardWriter, Iterator[Any]]:
         """An actor of this run, and the shards of its input."""
         writer = runs.ShardWriter(self.manifest, self.output, self.task, runs.Driver.of(self.output))
-        return writer, runs.read_files({"file": [0]}, self.manifest, set())
+        return writer, runs.read_files({"file": [0]}, self.manifest, {})
 
     def run(self) -> list[Shard]:
         """The shards that were done."""
@@ -327,9 +333,9 @@ def test_the_loop_has_no_rest_with_small_files(
         inputs.append(Input.of(Place.of(str(corpus.folder.parent / f"{file}.txt"))))
     corpus.manifest = replace(corpus.manifest, inputs=inputs, rows_per_shard=1 if files == 1 else 6)
 
-    def results(done: Set[Shard]) -> Iterator[Any]:
+    def results(done: Mapping[Shard, str]) -> Iterator[Any]:
         writer, _ = corpus.actor()
-        for table in runs.read_files({"file": range(files)}, corpus.manifest, set(done)):
+        for table in runs.read_files({"file": range(files)}, corpus.manifest, done):
             for row in writer(table).to_pylist():
                 yield {**row, "seconds": 2.0 if row["rows"] else 0.001}
 
@@ -342,7 +348,7 @@ def test_the_loop_has_no_rest_with_small_files(
 def test_ray_data_is_let_go_before_a_run_ends(corpus: Corpus, monkeypatch: pytest.MonkeyPatch, error: str) -> None:
     ended = []
 
-    def results(done: Set[Shard]) -> Iterator[Any]:
+    def results(done: Mapping[Shard, str]) -> Iterator[Any]:
         try:
             for row in corpus.computed(done):
                 yield {**row, "error": error}
@@ -407,7 +413,7 @@ def test_a_shard_that_got_lost_is_an_error_at_the_end(corpus: Corpus, lost: int,
 
 @pytest.mark.parametrize("writes", range(7))
 def test_a_run_goes_on_whenever_it_ended(corpus: Corpus, monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
-    """Its process ends after so many files, of which each shard has two: also a part has its counts then."""
+    """Its process ends after so many files, of which each shard has two: also a part has its record then."""
     write, written = Place.write, []
 
     def ends(place: Place, content: bytes, before: Any = lambda: None) -> None:
@@ -455,32 +461,180 @@ def test_a_shard_that_is_written_has_no_tries_any_more(corpus: Corpus) -> None:
     assert list(tries.iterdir()) == []
     left.parent.mkdir()
     left.touch()  # the worker ended when the part was written
-    data = next(iter(runs.read_files({"file": [0]}, corpus.manifest, {SHARDS[0]})))["data"][0].as_py()
-    runs.ShardWriter(corpus.manifest, corpus.output, corpus.task, runs.Driver.of(corpus.output)).write(SHARDS[1], data)
+    writer, shards = corpus.actor()
+    next(shards)
+    writer(next(shards))
     assert list(tries.iterdir()) == []
 
 
 def test_a_part_that_is_there_is_left_alone(corpus: Corpus) -> None:
-    shards = list(runs.read_files({"file": [0]}, corpus.manifest, set()))
-    corpus.output.counts(SHARDS[0]).write(b'{"ok": 2}')
+    shards = list(runs.read_files({"file": [0]}, corpus.manifest, {}))
+    Record(SHARDS[0], {"ok": 2}, "", "").write(corpus.output, lambda: None)
     corpus.output.part(SHARDS[0]).write(b"by another actor\n")
     writer = runs.ShardWriter(corpus.manifest, corpus.output, corpus.task, runs.Driver.of(corpus.output))
     assert writer(shards[0])["statuses"].to_pylist() == ['{"ok": 2}']
     assert corpus.output.part(SHARDS[0]).read() == b"by another actor\n"
 
 
+SUMS = b'"sha256": "", "input_sha256": ""'
+
+
 @pytest.mark.parametrize(
-    "content", [None, b"", b"7", b"{", b"[]", b"{}", b'{"ok": 5}', b'{"ok": null}', b'{"ok": "x"}']
+    "content",
+    [
+        *(
+            None,
+            b"",
+            b"7",
+            b"{",
+            b"[]",
+            b"{}",
+            b"{%s}" % SUMS,
+            b'{"statuses": {"ok": 2}}',
+            b'{"statuses": 2, %s}' % SUMS,
+        ),
+        *(b'{"statuses": {"ok": %s}, %s}' % (count, SUMS) for count in (b"5", b"null", b'"x"')),
+        b'{"statuses": {"ok": 2}, "sha256": 7, "input_sha256": ""}',
+    ],
 )
-def test_a_part_without_its_counts_is_written_again(corpus: Corpus, content: bytes | None) -> None:
+def test_a_part_without_its_record_is_written_again(corpus: Corpus, content: bytes | None) -> None:
     corpus.run()
-    corpus.output.counts(SHARDS[1]).remove()
+    corpus.output.record(SHARDS[1]).remove()
     corpus.output.part(SHARDS[1]).write(b"of another run\n")
     if content is not None:
-        corpus.output.counts(SHARDS[1]).write(content)
+        corpus.output.record(SHARDS[1]).write(content)
     corpus.output.summary.remove()
     assert sorted(corpus.run()) == SHARDS
     assert (corpus.lines(), corpus.summary) == ([*"ABCDE"], WHOLE)
+
+
+def test_a_record_with_other_counts_than_rows_is_damaged(corpus: Corpus) -> None:
+    corpus.run()
+    record = Path(corpus.output.record(SHARDS[1]).uri)
+    record.write_bytes(record.read_bytes().replace(b'"ok": 2', b'"ok": 3'))
+    assert sorted(corpus.run()) == SHARDS
+    assert corpus.summary == WHOLE
+
+
+def rewrite(path: Path, content: bytes) -> None:
+    """Change a file, which keeps its size and time."""
+    before = path.stat()
+    assert len(content) == before.st_size
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, 1)
+
+
+def damage(path: Path) -> None:
+    rewrite(path, bytes(path.stat().st_size))
+
+
+@pytest.mark.parametrize("change", [cut, damage])
+def test_a_damaged_part_is_written_again(
+    corpus: Corpus, caplog: pytest.LogCaptureFixture, change: Callable[[Path], None]
+) -> None:
+    corpus.run()
+    part = Path(corpus.output.part(SHARDS[1]).uri)
+    change(part)
+    with caplog.at_level(logging.WARNING):
+        assert sorted(corpus.run()) == SHARDS
+    assert [record.getMessage() for record in caplog.records] == [
+        f"warning: {part} is damaged: its sha256 differs. Its rows are computed again."
+    ]
+    assert (corpus.lines(), corpus.summary) == ([*"ABCDE"], WHOLE)
+    caplog.clear()
+    assert corpus.run() == SHARDS
+    assert caplog.records == []
+
+
+def test_a_damaged_part_that_was_not_written_again_stays_damaged_for_the_next_run(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus.run()
+    cut(Path(corpus.output.part(SHARDS[1]).uri))
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "_results", lambda _: (row for row in ()))
+        with pytest.raises(TfexportError, match="was not read"):
+            corpus.run()
+    corpus.run()
+    assert (corpus.lines(), corpus.summary) == ([*"ABCDE"], WHOLE)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+@pytest.mark.parametrize("content", [b"x\nb\nc\nd\ne\n", b"a\nb\nc\nd\nx\n"])
+def test_an_input_with_the_same_size_and_time_and_other_content_is_refused(
+    corpus: Corpus, content: bytes, lost: int
+) -> None:
+    corpus.run()
+    for shard in SHARDS[:lost]:
+        corpus.output.part(shard).remove()
+    path = corpus.folder.parent / "in.txt"
+    rewrite(path, content)
+    with pytest.raises(TfexportError) as caught:
+        corpus.run()
+    assert str(caught.value) == (
+        f"{path} has other content than the finished parts were made of, with the same size and time. Restore it, or begin "
+        "anew in another folder."
+    )
+    rewrite(path, b"a\nb\nc\nd\ne\n")
+    assert sorted(corpus.run()) == SHARDS
+    assert (corpus.lines(), corpus.summary) == ([*"ABCDE"], WHOLE)
+
+
+def test_parts_and_inputs_of_a_store_are_verified_too(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = pytest.importorskip("fsspec.implementations.memory", reason="fsspec is not installed")
+    store = fs.PyFileSystem(fs.FSSpecHandler(memory.MemoryFileSystem()))
+    monkeypatch.setattr(storage, "_file_system", lambda uri: (store, uri.partition("://")[2].rstrip("/")))
+    bucket = Place.of("memory://bucket")
+    bucket.make()
+    source = bucket / "in.txt"
+    source.write(b"a\nb\nc\nd\ne\n")
+    corpus.manifest = replace(corpus.manifest, inputs=[Input.of(source)])
+    corpus.output = Output(bucket / "out", "text")
+    corpus.manifest.begin(corpus.output, resume=False)
+    assert corpus.run() == SHARDS
+    corpus.output.part(SHARDS[0]).write(b"A")
+    assert sorted(corpus.run()) == SHARDS
+    assert [corpus.output.part(shard).read() for shard in SHARDS] == [b"A\nB\n", b"C\nD\n", b"E\n"]
+    source.write(b"a\nb\nc\nd\nx\n")
+    monkeypatch.setattr(Place, "stamp", lambda place: corpus.manifest.inputs[0].stamp)  # times of a second, say
+    with pytest.raises(TfexportError, match=r"memory://bucket/in\.txt has other content"):
+        corpus.run()
+
+
+def test_an_input_that_changes_during_a_run_is_an_error_at_its_end(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def results(_: Any) -> Iterator[Any]:
+        """Ray reads a file again when it has lost a worker."""
+        yield next(first := corpus.computed())
+        first.close()
+        rewrite(corpus.folder.parent / "in.txt", b"a\nb\nx\ny\nz\n")
+        yield from list(corpus.computed())[1:]
+
+    monkeypatch.setattr(runs, "_results", results)
+    with pytest.raises(TfexportError, match=r"in\.txt was changed while it was read\. Begin anew"):
+        corpus.run()
+    assert corpus.summary is None
+    monkeypatch.setattr(runs, "_results", corpus.computed)
+    with pytest.raises(TfexportError, match="has other content than the finished parts"):
+        corpus.run()
+
+
+def test_a_part_that_cannot_be_read_is_named(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus.run()
+
+    def fails(_: Place) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Place, "sha256", fails)
+    with pytest.raises(
+        TfexportError, match=r"cannot read .*part-.*: Permission denied\. Check your access, or remove it"
+    ):
+        corpus.run()
 
 
 def test_a_part_of_another_run_is_named(corpus: Corpus) -> None:
@@ -511,6 +665,7 @@ def test_an_actor_of_a_run_that_was_replaced_writes_nothing(corpus: Corpus) -> N
 def test_a_part_that_is_ready_when_another_run_has_begun_does_not_replace_its_part(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    other = Record(SHARDS[0], {"empty": 2}, "a", "b")
     writer, shards = corpus.actor()
     write = Place.write
 
@@ -523,7 +678,7 @@ def test_a_part_that_is_ready_when_another_run_has_begun_does_not_replace_its_pa
         def meanwhile() -> None:
             monkeypatch.setattr(Place, "write", write)
             replace(corpus.manifest, options={"beam": 7}).begin(corpus.output, resume=False)
-            corpus.output.counts(SHARDS[0]).write(b'{"empty": 2}')
+            other.write(corpus.output, lambda: None)
             place.write(b"of the other run\n")
             before()
 
@@ -533,18 +688,18 @@ def test_a_part_that_is_ready_when_another_run_has_begun_does_not_replace_its_pa
     (error,) = writer(next(shards))["error"].to_pylist()
     assert error.startswith("another run has begun")
     assert corpus.output.part(SHARDS[0]).read() == b"of the other run\n"
-    assert runs.read_counts(corpus.output, SHARDS[0]) == {"empty": 2}
+    assert read_record(corpus.output, SHARDS[0]) == other
     assert [name for name in corpus.output.folder.names() if name.startswith(".")] == []
 
 
-def test_a_run_that_begins_while_counts_are_written_keeps_its_own(
+def test_a_run_that_begins_while_a_record_is_written_keeps_its_own(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, shards = corpus.actor()
     write = Place.write
 
     def replaced(place: Place, content: bytes, before: Any = lambda: None) -> None:
-        if place == corpus.output.counts(SHARDS[0]):
+        if place == corpus.output.record(SHARDS[0]):
             monkeypatch.setattr(Place, "write", write)
             write(place, content, before)
             replace(corpus.manifest, options={"beam": 7}).begin(corpus.output, resume=False)

@@ -1,0 +1,105 @@
+"""Records of the parts of a run: what was counted, and the sums by which a resumed run checks parts and inputs.
+
+OUT/_tfexport/done/part-….json   the record of a part, written immediately before the part takes its name
+
+It has the sha256 of the part, and of the input file that the part was made of: a file may keep its size and time when its
+content changes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from pyarrow import ArrowException
+
+from tfexport.errors import TfexportError
+from tfexport.scale.manifest import Output
+from tfexport.scale.shards import Shard
+
+_log = logging.getLogger(__name__)
+
+AT_ONCE = 16
+"""Files that are read at once: object stores answer slowly."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A shard that was written."""
+
+    shard: Shard
+    statuses: Mapping[str, int]
+    """The number of its rows of each status."""
+
+
+@dataclass(frozen=True)
+class Record(Done):
+    """What is kept of a part."""
+
+    sha256: str
+    input_sha256: str
+    """Of the whole input file."""
+
+    def write(self, output: Output, before: Callable[[], None]) -> None:
+        """Write it; see `Place.write`."""
+        content = {"statuses": self.statuses, "sha256": self.sha256, "input_sha256": self.input_sha256}
+        output.record(self.shard).write(json.dumps(content).encode(), before=before)
+
+
+def read_record(output: Output, shard: Shard) -> Record | None:
+    """The record of a part; None if it is missing or damaged."""
+    try:
+        content = json.loads(output.record(shard).read())
+        statuses = {str(status): int(count) for status, count in content["statuses"].items()}
+        # Interned, because a file has as many equal sums as it has parts.
+        record = Record(shard, statuses, content["sha256"], sys.intern(content["input_sha256"]))
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return record if sum(statuses.values()) == shard.rows else None
+
+
+def recorded(output: Output) -> Iterator[Record]:
+    """The records of all parts, without those that are missing or damaged."""
+    shards = sorted(output.done())
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield from (record for record in pool.map(lambda shard: read_record(output, shard), shards) if record)
+
+
+def verified(output: Output) -> Iterator[Record]:
+    """The records of the parts that are as they were written. The record of another part is removed, so that the part is
+    made again.
+
+    It reads all parts.
+
+    Raises:
+        TfexportError: a part cannot be read.
+    """
+
+    def is_as_written(record: Record) -> bool:
+        part = output.part(record.shard)
+        try:
+            sha256 = part.sha256()
+        except (ArrowException, OSError) as error:
+            about = getattr(error, "strerror", None) or error
+            raise TfexportError(f"cannot read {part.uri}: {about}. Check your access, or remove it.") from error
+        if sha256 == record.sha256:
+            return True
+        _log.warning("warning: %s is damaged: its sha256 differs. Its rows are computed again.", part.uri)
+        output.record(record.shard).remove()
+        return False
+
+    records = list(recorded(output))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield from (record for record, whole in zip(records, pool.map(is_as_written, records), strict=True) if whole)
+
+
+def changed_inputs(records: Iterable[Record]) -> list[int]:
+    """The numbers of the inputs of which parts have different sums: the files changed while they were read."""
+    sums: dict[int, set[str]] = {}
+    for record in records:
+        sums.setdefault(record.shard.file, set()).add(record.input_sha256)
+    return sorted(file for file, values in sums.items() if len(values) > 1)
