@@ -451,9 +451,8 @@ def test_a_link_that_is_set_to_another_bundle_has_no_effect_on_what_is_certified
     changes_when_it_is_open(monkeypatch, change)
     catalog = Catalog([Place("own", link)], HowToLoad(certified=True))
     try:
-        found = catalog.find().translator.translate(SERVED).text
+        assert catalog.find().translator.translate(SERVED).text == certified
         assert tfexport.load(other, threads=1).translate(SERVED).text != certified
-        assert found == certified
     finally:
         catalog.close()
 
@@ -514,9 +513,9 @@ def test_a_link_that_is_set_to_another_bundle_is_a_change(
         new.replace(link)
         assert catalog.find().translator.translate(SERVED).text == certified
         it.check(at_once=True)
-        found = catalog.find()
-        assert found.translator.translate(SERVED).text == tfexport.load(other, threads=1).translate(SERVED).text
-        assert found.uncertified is not None
+        served = catalog.find()
+        assert served.translator.translate(SERVED).text == tfexport.load(other, threads=1).translate(SERVED).text
+        assert served.uncertified is not None
     finally:
         catalog.close()
 
