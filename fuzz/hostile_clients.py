@@ -16,14 +16,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import httpx
 
 from fuzz import body_costs
-
-if TYPE_CHECKING:
-    from fuzz.serve_faults import Load
+from fuzz.serve_load import Load
 
 HONEST = 3
 PAUSE = 0.02

@@ -123,6 +123,7 @@ OTHERS = {
     *("--background", "--minutes", "--from", "--only", "--list", "--architecture", "--out", "--pack"),  # of gpu_day
     *("--quick", "--tune"),  # of benchmarks/serve_load
     *("--precisions", "--text"),  # of benchmarks/corpus_capacity
+    *("--http2", "--local-dir"),  # of curl, and of Hugging Face's hf download
 }
 """Options of other programs."""
 
