@@ -37,8 +37,8 @@ from tfexport.serving.options import ServerOptions
 
 ANSWER, HEALTH, MEMORY = 5.0, 0.25, 20
 SIZE = ServerOptions().max_body
-LEAST = SIZE // 2
-"""Bytes that a smaller body counts for: its memory is no risk, and an allocator takes blocks."""
+LEAST = SIZE
+"""Bytes that a smaller body counts for: `MEMORY` bounds what any body may take."""
 MANY = 250_000
 """Values of a list that the server parses: below its largest number of values."""
 
