@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import Peer, RuntimePeer
-from tfexport.decoding.search import SearchOptions, pad, search
-from tfexport.decoding.token_rules import log_softmax
 from tfexport.graph_checks.rounding import Rounding
 from tfexport.runtimes.base import FloatArray, IntArray
 from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.search.search import SearchOptions, pad, search
+from tfexport.search.token_rules import log_softmax
 from tfexport.verification.expected import as_inputs
 from tfexport.verification.report import LIMITS
 

@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from tfexport.bundle.reader import open_bundle
-from tfexport.decoding.hypothesis import Hypothesis, Phrase, Source
 from tfexport.decoding.line_reader import Reader
-from tfexport.decoding.search import SearchOptions, search
 from tfexport.runtimes import load_runtime
+from tfexport.search.hypothesis import Hypothesis, Phrase, Source
+from tfexport.search.search import SearchOptions, search
 
 ROUNDS, BATCH, BEAM, COUNTS = 5, 32, 5, (1, 5)
 

@@ -26,9 +26,9 @@ from tfexport.bench.run import peaks_of, run
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.commands.bench import sentences_of
 from tfexport.contract import precisions_of
-from tfexport.decoding.profiles import PROFILES
 from tfexport.errors import TfexportError
 from tfexport.option import numbers
+from tfexport.search.profiles import PROFILES
 
 RESULTS = Path(__file__).parent / "results"
 SENTENCES = Path(__file__).with_name("sentences.de")

@@ -28,10 +28,10 @@ from benchmarks.timing import Meter, Runs, Setting, measure, summary
 from tfexport.bundle.reader import MANIFEST, Bundle, open_bundle
 from tfexport.contract import FLOATS, WEIGHTS_FILE, Precision
 from tfexport.decoding.line_reader import Reader, Unreadable
-from tfexport.decoding.search import Hypothesis
 from tfexport.decoding.translate import Result, Writer
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.runtimes.pytorch import TorchRuntime, require_gpu
+from tfexport.search.search import Hypothesis
 from tfexport.verification.parity import random_sources
 
 RESULTS = Path(__file__).parent / "results"

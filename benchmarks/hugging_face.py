@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
-from tfexport.decoding.search import SearchOptions, pad
 from tfexport.errors import TfexportError
 from tfexport.models.layers import Attention, FeedForward, Layer
 from tfexport.models.transformer import Stack, Transformer
+from tfexport.search.search import SearchOptions, pad
 
 
 def convert(model: Transformer) -> Any:

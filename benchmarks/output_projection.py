@@ -34,12 +34,12 @@ from benchmarks.converters import canonical_model
 from tfexport.bundle.reader import MANIFEST, Bundle, file_sha256, open_bundle
 from tfexport.contract import FLOATS, Precision, weights_file
 from tfexport.decoding.line_reader import Reader
-from tfexport.decoding.search import SearchOptions, pad, search
-from tfexport.decoding.token_rules import log_softmax
 from tfexport.models.precision import in_precision, to_tf32
 from tfexport.runtimes.base import BaseRuntime, Best, FloatArray, IntArray, best_from_logits
 from tfexport.runtimes.ort import ort_cpu_portable
 from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.search.search import SearchOptions, pad, search
+from tfexport.search.token_rules import log_softmax
 
 BATCH = 50
 WEIGHTS: dict[str, Callable[[Tensor, torch.dtype], Tensor]] = {

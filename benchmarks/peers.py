@@ -12,7 +12,6 @@ from benchmarks.hugging_face import HuggingFace
 from tfexport.bench.peers import CTranslate2Peer
 from tfexport.bundle.reader import Bundle
 from tfexport.contract import Precision
-from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import TfexportError
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import (
@@ -25,6 +24,7 @@ from tfexport.runtimes.base import (
     IntArray,
     Runtime,
 )
+from tfexport.search.search import SearchOptions, search
 
 NAMES = {
     "cuda": ("torch-cuda", "torch-cuda-compiled", "ort-cuda", "tensorrt", "hugging-face", "ctranslate2"),

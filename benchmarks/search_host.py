@@ -31,7 +31,6 @@ import onnx_ir as ir
 from benchmarks.report import machine
 from tfexport.config import ModelConfig
 from tfexport.contract import Role
-from tfexport.decoding.search import Hypothesis, SearchOptions, search, search_steps
 from tfexport.graph_contract import SEARCH_GRAPHS
 from tfexport.graphs import portable
 from tfexport.runtimes.base import AHEAD
@@ -40,6 +39,7 @@ from tfexport.runtimes.device import Call, DeviceTensor, HostDevice, host_array
 from tfexport.runtimes.device_search import DeviceSearch
 from tfexport.runtimes.loop import LoopRuntime
 from tfexport.runtimes.ort import OrtExecutable
+from tfexport.search.search import Hypothesis, SearchOptions, search, search_steps
 
 BATCHES, BEAMS = (1, 32, 256), (1, 4)
 ROUNDS, WARM = 30, 3

@@ -19,9 +19,9 @@ import torch
 
 from benchmarks import base_model
 from tfexport.bundle.reader import MANIFEST, Bundle, open_bundle
-from tfexport.decoding.search import SearchOptions, Source, search
 from tfexport.exporter.pipeline import export
 from tfexport.runtimes import load_runtime
+from tfexport.search.search import SearchOptions, Source, search
 
 ROUNDS, TOKENS, WORDS = 5, 24, 1000
 CASES = [(1, 1000, 1), (32, 1000, 1), (32, 6000, 1), (1, 1000, 4), (8, 3000, 4)]

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import Peer, one_line
-from tfexport.decoding.search import SearchOptions
 from tfexport.errors import TfexportError
+from tfexport.search.search import SearchOptions
 
 
 @dataclass(frozen=True)

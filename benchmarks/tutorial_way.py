@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.batches import decode_all
-from tfexport.decoding.search import SearchOptions
 from tfexport.decoding.workers import CpuSplit
 from tfexport.models.model import build_model
 from tfexport.models.transformer import Encoder, Transformer
 from tfexport.runtimes import load_runtime
+from tfexport.search.search import SearchOptions
 
 Outputs = list[tuple[int, ...]]
 

@@ -70,7 +70,6 @@ def _parameters(command: Any, context: Any) -> str:
 
 def keywords() -> str:
     """The options that functions of the Python API take as keyword arguments."""
-    from tfexport.decoding.options import SearchOptions
     from tfexport.decoding.request_options import AlignmentOptions, BatchLimits, KeepOptions
     from tfexport.documents.options import DocumentOptions
     from tfexport.exporter.options import BudgetOptions
@@ -78,6 +77,7 @@ def keywords() -> str:
     from tfexport.option import rows
     from tfexport.scale.options import ActorBatches, ClassOptions, ScoreOptions
     from tfexport.scheduling.options import ServingOptions
+    from tfexport.search.options import SearchOptions
     from tfexport.verification.options import CompareOptions
 
     groups = {

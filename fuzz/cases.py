@@ -176,10 +176,10 @@ def _readers_of_lines(bundle: Path) -> list[Reader]:
     from tfexport.bundle.reader import open_bundle
     from tfexport.decoding.line_reader import Reader as LineReader
     from tfexport.decoding.line_reader import TargetReader
-    from tfexport.decoding.search import SearchOptions
     from tfexport.decoding.translate import Writer, scored, translate
     from tfexport.models.checkpoints.load import load_checkpoint
     from tfexport.runtimes import load_runtime
+    from tfexport.search.search import SearchOptions
     from tfexport.verification.budget_text import Text
 
     opened = open_bundle(bundle)
@@ -277,8 +277,8 @@ PACKED_SOURCES = [[4, 5, 6], [7, 8]]
 
 def _decoded_with_shared_weights(bundle: Path, cache: Path) -> list[Any]:
     from tfexport.bundle.reader import open_bundle
-    from tfexport.decoding.search import SearchOptions, search
     from tfexport.runtimes import load_runtime
+    from tfexport.search.search import SearchOptions, search
 
     os.environ["XDG_CACHE_HOME"] = str(cache)
     runtime = load_runtime("ort-cpu", open_bundle(bundle), threads=1, share_weights=True)

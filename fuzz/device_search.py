@@ -33,13 +33,13 @@ from tfexport.bundle.reader import open_bundle
 from tfexport.bundle.writer import write_manifest
 from tfexport.config import ModelConfig
 from tfexport.contract import BEST
-from tfexport.decoding.profiles import PROFILES
-from tfexport.decoding.search import Hypothesis, SearchOptions, Source, search
 from tfexport.errors import TfexportError
 from tfexport.exporter.graphs import write_graphs
 from tfexport.exporter.weights import write_weights
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.buckets import Buckets
+from tfexport.search.profiles import PROFILES
+from tfexport.search.search import Hypothesis, SearchOptions, Source, search
 from tfexport.verification.parity import random_sources
 
 

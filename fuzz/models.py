@@ -25,7 +25,6 @@ from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.bundle.writer import write_manifest
 from tfexport.config import Activation, ModelConfig, Positions
 from tfexport.contract import PRECISIONS, Precision
-from tfexport.decoding.search import SearchOptions
 from tfexport.exporter.graphs import write_graphs
 from tfexport.exporter.weights import write_variant
 from tfexport.graph_checks.definition import Definition
@@ -34,6 +33,7 @@ from tfexport.models.transformer import Transformer
 from tfexport.runtimes.ort import ort_cpu_portable
 from tfexport.runtimes.ort_cpu.load import ort_cpu
 from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.search.search import SearchOptions
 from tfexport.verification.parity import compare_all, random_sources
 
 

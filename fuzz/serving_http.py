@@ -22,7 +22,7 @@ from tests.support.scheduling import ATTENTION, OPTIONS
 from tests.support.served import process
 from tfexport.bundle.reader import Bundle
 from tfexport.contract import short_name
-from tfexport.decoding.options import SearchOptions
+from tfexport.search.options import SearchOptions
 from tfexport.serving.v1.results import result_of
 
 NAME = "de-en"

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tfexport.api.results import Output, Translation
     from tfexport.config import ModelConfig
     from tfexport.decoding.classify import Classified
-    from tfexport.decoding.options import SearchOptions
     from tfexport.decoding.shortlist import Shortlist
     from tfexport.decoding.stream import Step
     from tfexport.errors import (
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from tfexport.models.checkpoints.load import Inspection
     from tfexport.models.families.family import Family, count_indices
     from tfexport.models.families.pieced import pieced_family
+    from tfexport.search.options import SearchOptions
     from tfexport.verification.parity import Comparison
     from tfexport.verification.report import ParityReport
 
@@ -51,7 +51,7 @@ _HOMES = {
     "tfexport.api.results": ("Output", "Translation"),
     "tfexport.config": ("ModelConfig",),
     "tfexport.decoding.classify": ("Classified",),
-    "tfexport.decoding.options": ("SearchOptions",),
+    "tfexport.search.options": ("SearchOptions",),
     "tfexport.decoding.shortlist": ("Shortlist",),
     "tfexport.decoding.stream": ("Step",),
     "tfexport.errors": (

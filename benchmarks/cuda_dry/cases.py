@@ -24,9 +24,9 @@ from benchmarks.cuda_dry.step_graphs import bundle_sizes, step_rows  # noqa: E40
 from benchmarks.cuda_dry.workload import MODELS, Scripted, batches, sources, text_lengths, write_bundle  # noqa: E402
 from tfexport.bundle.reader import open_bundle  # noqa: E402
 from tfexport.contract import FLOATS  # noqa: E402
-from tfexport.decoding.search import SearchOptions, search  # noqa: E402
 from tfexport.runtimes import load_runtime  # noqa: E402
 from tfexport.runtimes.cuda import CudaDevice  # noqa: E402
+from tfexport.search.search import SearchOptions, search  # noqa: E402
 
 SENTENCES, BATCH, THREADS = 8, 32, 4
 STEP_BATCHES = (1, 32, 256)

@@ -20,8 +20,8 @@ import tfexport
 from tfexport.bench.peers import CTranslate2Peer, HuggingFacePeer
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.line_reader import Reader
-from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.translate import Writer
+from tfexport.search.options import SearchOptions
 
 ENGINES = ("tfexport", "ctranslate2", "transformers")
 PATH = "/v1/translate"

@@ -23,7 +23,6 @@ from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.commands.demo import embedded_checkpoint
 from tfexport.contract import FLOATS, Precision
 from tfexport.decoding.line_reader import Reader
-from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.errors import RuntimeUnavailable
 from tfexport.exporter.pipeline import export
 from tfexport.graph_checks.rounding import Rounding
@@ -31,6 +30,7 @@ from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Runtime
 from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.search.search import SearchOptions, pad, search
 from tfexport.system.gpu import find_gpu
 from tfexport.verification.parity import compare
 

@@ -16,7 +16,6 @@ from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.commands.demo import embedded_checkpoint
 from tfexport.contract import Precision
 from tfexport.decoding.line_reader import Reader, read_pairs
-from tfexport.decoding.search import SearchOptions, search
 from tfexport.decoding.translate import Writer, translate
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import load_checkpoint
@@ -25,6 +24,7 @@ from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Runtime
 from tfexport.runtimes.ort import ort_cpu_portable
 from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
+from tfexport.search.search import SearchOptions, search
 from tfexport.text.vocabularies import read_vocabulary
 from tfexport.verification.parity import check
 

@@ -12,7 +12,6 @@ import onnx_ir as ir
 from tfexport.bundle.reader import open_bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import WEIGHTS_FILE, Role, cache_names
-from tfexport.decoding.search import Hypothesis, SearchOptions, search_steps
 from tfexport.graph_contract import SEARCH_GRAPHS
 from tfexport.graphs import portable
 from tfexport.graphs.stored_weights import StoredWeights
@@ -23,6 +22,7 @@ from tfexport.runtimes.device_search import DeviceSearch, Recordable
 from tfexport.runtimes.loop import LoopRuntime
 from tfexport.runtimes.ort import OrtExecutable, OrtGraphs, cpu_session
 from tfexport.runtimes.workspace import Executable
+from tfexport.search.search import Hypothesis, SearchOptions, search_steps
 
 
 class SharedCacheStep:

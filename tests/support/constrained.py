@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from tests.support.paths import DATA
-from tfexport.decoding.hypothesis import Ids
-from tfexport.decoding.options import ConstraintOrder
 from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.models.transformer import Transformer
+from tfexport.search.hypothesis import Ids
+from tfexport.search.options import ConstraintOrder
 
 
 def model_of(name: str, end: float) -> Transformer:

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from tests.support import marian_models
 from tests.support.paths import DATA
-from tfexport.decoding.search import SearchOptions
 from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.models.formats.pickled_options import plain, read_inert
+from tfexport.search.search import SearchOptions
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed: pip install ctranslate2")
 converters = pytest.importorskip("ctranslate2.converters")

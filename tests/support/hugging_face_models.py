@@ -15,9 +15,9 @@ import torch
 
 from tests.support.tiny import randomised
 from tfexport.bundle.reader import Bundle
-from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.models.checkpoints.load import Checkpoint
 from tfexport.runtimes import load_runtime
+from tfexport.search.search import SearchOptions, pad, search
 
 transformers = pytest.importorskip("transformers")
 

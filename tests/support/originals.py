@@ -13,12 +13,12 @@ import torch
 
 from tests.support.paths import DATA
 from tfexport.bundle.reader import open_bundle
-from tfexport.decoding.profiles import ProfileName
-from tfexport.decoding.search import SearchOptions, search
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import Checkpoint
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes import load_runtime
+from tfexport.search.profiles import ProfileName
+from tfexport.search.search import SearchOptions, search
 
 
 def expected(toolkit: str) -> dict[str, Any]:

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from tfexport.decoding.hypothesis import Hypothesis, Phrase, Source
-from tfexport.decoding.search import SearchOptions, search
-from tfexport.decoding.source_batch import length_limits
 from tfexport.runtimes.base import Runtime
 from tfexport.scheduling.decoder import Decoder
 from tfexport.scheduling.options import ServingOptions
 from tfexport.scheduling.scheduler import Scheduler
 from tfexport.scheduling.sentences import Orders
+from tfexport.search.hypothesis import Hypothesis, Phrase, Source
+from tfexport.search.search import SearchOptions, search
+from tfexport.search.source_batch import length_limits
 
 
 @dataclass

@@ -14,9 +14,9 @@ from tests.support.fakes import Ids
 from tests.support.references import toolkits
 from tests.support.tiny import randomised
 from tfexport.config import ModelConfig
-from tfexport.decoding.profiles import ProfileName
-from tfexport.decoding.search import Hypothesis, SearchOptions, search
 from tfexport.models.transformer import Transformer
+from tfexport.search.profiles import ProfileName
+from tfexport.search.search import Hypothesis, SearchOptions, search
 from tfexport.verification.parity import random_sources
 
 NBest = list[tuple[Ids, float]]

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from tests.support.fakes import ScriptedRuntime, ScriptedState
 from tests.support.tiny import randomised
 from tfexport.config import ModelConfig
-from tfexport.decoding.search import pad
 from tfexport.models.positions import sinusoids
 from tfexport.runtimes.base import FloatArray, IntArray
+from tfexport.search.search import pad
 
 SRC_VOCAB, TGT_VOCAB, D, HEADS, D_FF, LENGTH = 41, 37, 24, 3, 52, 30
 ENCODER_LAYERS, DECODER_LAYERS = 3, 2

@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 
 import tfexport
-from tfexport.decoding.search import SearchOptions
+from tfexport.search.search import SearchOptions
 
 
 @pytest.mark.parametrize("method", ["translate", "iterate", "translate_ids", "stream"])

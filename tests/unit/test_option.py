@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from tfexport.bench.options import BenchOptions
-from tfexport.decoding.options import SearchOptions
 from tfexport.errors import TfexportError
 from tfexport.exporter.options import EngineOptions
 from tfexport.models.checkpoints.options import ExportedCheckpointOptions
 from tfexport.option import Options, checked, declared, numbers, option, rows, with_keywords
+from tfexport.search.options import SearchOptions
 from tfexport.verification.options import CompareOptions
 
 

@@ -27,7 +27,6 @@ from tfexport.api.results import Translation, translation_of
 from tfexport.api.scheduled import READ_HERE, ScheduledModel
 from tfexport.decoding.documents import DocumentMaker, Unit, result_of_unit
 from tfexport.decoding.glossary import Glossary
-from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.request_options import AlignmentOptions, KeepOptions
 from tfexport.decoding.shortlist import Shortlist
 from tfexport.decoding.stream import Step, StepTexts, refuse_several
@@ -35,6 +34,7 @@ from tfexport.decoding.translate import Result, Writer, scored
 from tfexport.documents.options import DocumentOptions
 from tfexport.errors import TfexportError
 from tfexport.option import with_keywords
+from tfexport.search.options import SearchOptions
 
 Found = TypeVar("Found")
 

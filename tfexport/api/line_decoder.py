@@ -16,7 +16,6 @@ from tfexport.decoding.documents import DocumentMaker, Unit, translate_units
 from tfexport.decoding.generation_config import options_with_defaults
 from tfexport.decoding.glossary import Glossary
 from tfexport.decoding.line_reader import Reader, TargetReader
-from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.request_options import AlignmentOptions, BatchLimits, InputFormat, KeepOptions
 from tfexport.decoding.shortlist import Shortlist
 from tfexport.decoding.terminology import Terminology
@@ -24,6 +23,7 @@ from tfexport.decoding.translate import Result, Writer, translate, window_size, 
 from tfexport.option import checked, declared
 from tfexport.runtimes import require_workers
 from tfexport.runtimes.base import Runtime
+from tfexport.search.options import SearchOptions
 
 _log = logging.getLogger("tfexport")
 

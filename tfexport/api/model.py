@@ -41,7 +41,6 @@ from tfexport.config import ModelConfig
 from tfexport.contract import Precision, short_name
 from tfexport.decoding.glossary import Glossary, read_glossary
 from tfexport.decoding.line_reader import Reader
-from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.request_options import AlignmentOptions, BatchLimits, GlossaryCase, KeepOptions, TermOptions
 from tfexport.decoding.shortlist import BEST, FIRST, Shortlist, read_shortlist
 from tfexport.decoding.stream import Step, Streamed, refuse_several, stream_lines
@@ -50,6 +49,7 @@ from tfexport.errors import TfexportError
 from tfexport.option import with_keywords
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Runtime
+from tfexport.search.options import SearchOptions
 
 __all__ = ["Model", "load"]
 

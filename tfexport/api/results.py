@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tfexport.decoding.hypothesis import Hypothesis, SourceTokens
 from tfexport.decoding.line_reader import Status
 from tfexport.decoding.translate import Result, Writer, scored
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import FloatArray
+from tfexport.search.hypothesis import Hypothesis, SourceTokens
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,7 @@ from typing import Any, Self
 from tfexport.api.line_decoder import LineDecoder
 from tfexport.bundle.reader import Bundle
 from tfexport.contract import ATTENTION_ROLES
-from tfexport.decoding.hypothesis import Source
 from tfexport.decoding.line_reader import Reader, TargetReader
-from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.request_options import AlignmentOptions, InputFormat, KeepOptions
 from tfexport.decoding.shortlist import Shortlist
 from tfexport.decoding.terminology import Terminology
@@ -25,6 +23,8 @@ from tfexport.runtimes.base import Runtime
 from tfexport.scheduling.metrics import Counters
 from tfexport.scheduling.options import ServingOptions
 from tfexport.scheduling.service import Outputs, Service
+from tfexport.search.hypothesis import Source
+from tfexport.search.options import SearchOptions
 
 MOST_KINDS = 100
 """The largest number of cached searches."""

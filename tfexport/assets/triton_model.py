@@ -12,10 +12,10 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.line_reader import Reader
-from tfexport.decoding.search import SearchOptions
 from tfexport.decoding.translate import Writer, translate
 from tfexport.errors import TfexportError
 from tfexport.runtimes import load_runtime
+from tfexport.search.search import SearchOptions
 
 Row = tuple[bytes, bytes, float]
 """Translation, status and score of a line."""

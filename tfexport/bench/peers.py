@@ -14,10 +14,10 @@ from typing import Any, Literal, Protocol
 
 from tfexport.contract import Precision
 from tfexport.decoding.batches import decode_windows
-from tfexport.decoding.search import SearchOptions
 from tfexport.decoding.workers import WorkerPool
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.runtimes.base import Runtime
+from tfexport.search.search import SearchOptions
 
 TARGET_LIMIT = "max_target_length"
 """The field of a folder's config.json with the largest number of output tokens that the model's positions allow."""

@@ -11,8 +11,8 @@ import numpy as np
 
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision, short_name
-from tfexport.decoding.profiles import ProfileName
 from tfexport.errors import TfexportError
+from tfexport.search.profiles import ProfileName
 
 FEWEST_SENTENCES = 16
 MIXED_SENTENCES = 64

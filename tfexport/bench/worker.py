@@ -29,9 +29,9 @@ from typing import Any, TextIO
 from tfexport.bench.machine import measure_peaks, versions
 from tfexport.bench.peers import CTranslate2Peer, HuggingFacePeer, OptimumPeer, Peer, RuntimePeer
 from tfexport.contract import Precision
-from tfexport.decoding.search import SearchOptions
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Runtime
+from tfexport.search.search import SearchOptions
 from tfexport.system.processes import end_with_parent
 
 Ids = tuple[int, ...]
@@ -165,7 +165,7 @@ class Session:
         peer = self._peer
         if not isinstance(peer, RuntimePeer):
             raise TfexportError("only runtimes of tfexport can be profiled. Leave the profile out.")
-        from tfexport.decoding.search import pad
+        from tfexport.search.search import pad
 
         options, sources = _options(request), request["sources"]
         state = peer.runtime.encode(*pad(sources[:1], peer.runtime.config.pad_id), beam=options.beam)

@@ -52,9 +52,9 @@ def attend(
     from tfexport.decoding.attention_maps import Attention, Choice, attention_maps, labels_of, png, require_drawable
     from tfexport.decoding.attention_page import page
     from tfexport.decoding.line_reader import Reader
-    from tfexport.decoding.search import SearchOptions
     from tfexport.decoding.translate import Writer, translate
     from tfexport.runtimes import load_runtime
+    from tfexport.search.search import SearchOptions
 
     _require_format(output)
     if target is not None and (beam is not None or max_length is not None):

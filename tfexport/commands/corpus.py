@@ -12,7 +12,6 @@ import typer
 from tfexport.commands.console import say, with_progress
 from tfexport.commands.flags import BundleDir
 from tfexport.commands.signature import Given, with_options
-from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.request_options import RuntimeOptions
 from tfexport.option import declared
 from tfexport.scale.options import (
@@ -25,6 +24,7 @@ from tfexport.scale.options import (
     ScoreOptions,
     TextColumn,
 )
+from tfexport.search.options import SearchOptions
 
 if TYPE_CHECKING:
     from tfexport.scale.manifest import Task

@@ -15,7 +15,6 @@ from tfexport.commands.documents import DocumentJob, require_documents
 from tfexport.commands.flags import BundleDir, Input, OutputFile, Resume
 from tfexport.commands.output import content_of, refuse_to_replace, writing
 from tfexport.commands.signature import Given, with_options
-from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.request_options import (
     AlignmentOptions,
     BatchOptions,
@@ -28,6 +27,7 @@ from tfexport.decoding.request_options import (
 from tfexport.documents.options import InputDocumentOptions
 from tfexport.errors import TfexportError
 from tfexport.option import checked
+from tfexport.search.options import SearchOptions
 from tfexport.system.input_files import opened, require_one_stdin
 
 if TYPE_CHECKING:
@@ -192,12 +192,12 @@ class Request:
             window: the number of lines that are decoded together; None to choose it from the batch size.
         """
         from tfexport.bundle.reader import open_bundle
-        from tfexport.decoding.attention_trace import resolve_layer
         from tfexport.decoding.generation_config import options_with_defaults
-        from tfexport.decoding.token_rules import suppressed_ids
         from tfexport.decoding.translate import window_size
         from tfexport.decoding.workers import CpuSplit
         from tfexport.runtimes import load_runtime, require_workers, takes_workers
+        from tfexport.search.attention_trace import resolve_layer
+        from tfexport.search.token_rules import suppressed_ids
 
         bundle = open_bundle(self.directory)
         name, precision = self.runtime.runtime, self.runtime.number_format
@@ -237,8 +237,8 @@ class Request:
     def _terms(self, reader: Reader, writer: Writer, options: SearchOptions) -> Terminology | None:
         """The required and forbidden phrases, without the lines of a file of phrases."""
         from tfexport.decoding.glossary import read_glossary
-        from tfexport.decoding.search import require_beam
         from tfexport.decoding.terminology import Terminology
+        from tfexport.search.search import require_beam
 
         asked = self.terms
         if not asked:

@@ -46,10 +46,10 @@ def score(
     """
     from tfexport.bundle.reader import MANIFEST, file_sha256, open_bundle
     from tfexport.decoding.line_reader import Reader
-    from tfexport.decoding.search import SearchOptions
     from tfexport.decoding.translate import Writer, scored, translate, window_size
     from tfexport.decoding.workers import CpuSplit
     from tfexport.runtimes import load_runtime, require_workers, takes_workers
+    from tfexport.search.search import SearchOptions
 
     require_one_stdin(source, target)
     refuse_to_replace(output, source, target, bundle=directory)

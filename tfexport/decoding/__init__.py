@@ -1,1 +1,1 @@
-"""Search over any runtime, and text in and out."""
+"""Lines of text to lines of text: reading, batches, search, and writing."""

@@ -20,7 +20,7 @@ from tfexport.system.regular_files import read_text
 
 if TYPE_CHECKING:
     from tfexport.config import ModelConfig
-    from tfexport.decoding.hypothesis import Hypothesis, Source, SourceTokens
+    from tfexport.search.hypothesis import Hypothesis, Source, SourceTokens
 
 
 @dataclass(frozen=True)

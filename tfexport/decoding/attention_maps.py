@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfexport.config import ModelConfig
-from tfexport.decoding.attention_trace import resolve_layer
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import FloatArray, Runtime
+from tfexport.search.attention_trace import resolve_layer
 from tfexport.system.imports import figure_class
 from tfexport.text.tokenizers import TextTokenizer
 

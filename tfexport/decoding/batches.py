@@ -8,9 +8,9 @@ from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from tfexport.decoding.search import Hypothesis, SearchOptions, Source
 from tfexport.decoding.workers import Outputs, WorkerPool, worker_ended_error
 from tfexport.runtimes.base import Runtime
+from tfexport.search.search import Hypothesis, SearchOptions, Source
 from tfexport.system.processes import return_freed_memory
 
 MOST_IDS = 16_384

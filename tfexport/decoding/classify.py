@@ -12,11 +12,11 @@ import numpy as np
 
 from tfexport.decoding.batches import batches_by_length
 from tfexport.decoding.line_reader import Reader, Status
-from tfexport.decoding.source_batch import pad
-from tfexport.decoding.token_rules import log_softmax, require_finite
 from tfexport.decoding.translate import pass_over, read_window, until_failure, window_size
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import ClassifierRuntime
+from tfexport.search.source_batch import pad
+from tfexport.search.token_rules import log_softmax, require_finite
 from tfexport.system.regular_files import read_text
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import chain, islice, repeat
 from typing import Any
 
-from tfexport.decoding.hypothesis import Hypothesis, Source
 from tfexport.decoding.line_reader import Reader, Unreadable, most_bytes
 from tfexport.decoding.stream import GrowingText
 from tfexport.decoding.translate import Result, Writer
@@ -23,6 +22,7 @@ from tfexport.documents.options import DocumentOptions
 from tfexport.documents.placing import Aligned
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Capacity
+from tfexport.search.hypothesis import Hypothesis, Source
 from tfexport.text.tokenizer_parts import PanicError
 from tfexport.text.tokenizers import LONGEST_WORD
 

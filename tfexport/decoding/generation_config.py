@@ -15,9 +15,9 @@ from typing import Any
 
 from tfexport.bundle.reader import GENERATION_CONFIG as FILE
 from tfexport.config import ModelConfig
-from tfexport.decoding.options import SearchOptions
 from tfexport.errors import TfexportError
 from tfexport.option import checked
+from tfexport.search.options import SearchOptions
 
 DEFAULT_NEW_TOKENS = 20
 """The largest number of new tokens if the file has no limit."""

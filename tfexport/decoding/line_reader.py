@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple, Protocol
 
 from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
-from tfexport.decoding.hypothesis import Source, SourceTokens
 from tfexport.decoding.request_options import InputFormat
 from tfexport.errors import TfexportError, TokenizerError
+from tfexport.search.hypothesis import Source, SourceTokens
 from tfexport.system.input_files import LONGEST_LINE
 from tfexport.text.tokenizer_parts import PanicError
 from tfexport.text.tokenizers import TextTokenizer, WordTooLong

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from tfexport.contract import Precision, precisions_of
-from tfexport.decoding.rules.history import TERMS
 from tfexport.errors import TfexportError
 from tfexport.option import MOST_AT_ONCE, Options, option
+from tfexport.search.rules.history import TERMS
 
 _PREFIX, _SHORTLIST, _ALIGNMENT = "Prefixes", "Shortlist", "Alignments and unknown words"
 _RUN = "Runtime and batches"

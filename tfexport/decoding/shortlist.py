@@ -28,9 +28,9 @@ from typing import Literal
 import numpy as np
 
 from tfexport.config import ModelConfig
-from tfexport.decoding.hypothesis import Source
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import IntArray
+from tfexport.search.hypothesis import Source
 from tfexport.system.input_files import LONGEST_LINE, Lines
 from tfexport.system.regular_files import open_regular
 from tfexport.text.tokenizers import TextTokenizer

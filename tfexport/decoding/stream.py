@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
 from tfexport.decoding.line_reader import Reader, TargetReader
-from tfexport.decoding.search import Hypothesis, SearchOptions, Source, search_steps
 from tfexport.decoding.shortlist import Shortlist
 from tfexport.decoding.translate import Result, Writer, read_window, result_of
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Runtime
+from tfexport.search.search import Hypothesis, SearchOptions, Source, search_steps
 from tfexport.system.json_text import json_text
 from tfexport.text.tokenizers import TextTokenizer
 

@@ -8,12 +8,12 @@ from functools import cached_property
 from itertools import zip_longest
 
 from tfexport.decoding.glossary import Glossary
-from tfexport.decoding.hypothesis import Phrase, Source
 from tfexport.decoding.line_reader import Line, Piece, TargetReader, Unreadable
-from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.request_options import InputFormat
-from tfexport.decoding.search import NEEDS_BEAM, instead_of_beam, require_beam
 from tfexport.errors import TfexportError
+from tfexport.search.hypothesis import Phrase, Source
+from tfexport.search.options import SearchOptions
+from tfexport.search.search import NEEDS_BEAM, instead_of_beam, require_beam
 from tfexport.text.word_parts import attached_to, before_inside, kind_of
 
 MOST_SHOWN = 60

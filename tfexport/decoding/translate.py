@@ -21,11 +21,11 @@ from tfexport.decoding.batches import decode_windows
 from tfexport.decoding.line_reader import Line, Reader, Status, TargetReader, Unreadable, ids_in
 from tfexport.decoding.read_ahead import ReadAhead
 from tfexport.decoding.request_options import AlignmentOptions, InputFormat, OutputFormat
-from tfexport.decoding.search import Hypothesis, SearchOptions, Source
 from tfexport.decoding.shortlist import Shortlist
 from tfexport.decoding.workers import WorkerPool
 from tfexport.errors import TfexportError, TokenizerError
 from tfexport.runtimes.base import Capacity, Runtime
+from tfexport.search.search import Hypothesis, SearchOptions, Source
 from tfexport.system.input_files import EndlessLine
 from tfexport.system.json_text import json_text
 from tfexport.text.tokenizer_parts import PanicError

@@ -19,9 +19,9 @@ from multiprocessing.process import BaseProcess
 from threading import Event
 from typing import Any, TypeVar
 
-from tfexport.decoding.search import Hypothesis, SearchOptions, Source, search
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Runtime
+from tfexport.search.search import Hypothesis, SearchOptions, Source, search
 from tfexport.system.processes import end_with_parent, return_freed_memory, usable_cpus
 
 CAN_FORK = sys.platform == "linux"

@@ -1,7 +1,7 @@
 """One step of a search as a graph of standard operators. Its input is the best tokens of a decoder step; its output is the
 tokens and hypotheses of the next step. A runtime runs it after each step, on the same device.
 
-The ranking is that of `decoding/beam.py`: log-probabilities are summed in float64. Of equal sums the lower beam comes first,
+The ranking is that of `search/beam.py`: log-probabilities are summed in float64. Of equal sums the lower beam comes first,
 then the token that the step ranks first, because TopK orders equal values by their index. ONNX Runtime's CUDA provider keeps
 this order for up to 256 numbers. With a beam of 12 or more it ranks more numbers, and equal ones may change places.
 """

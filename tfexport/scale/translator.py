@@ -13,7 +13,6 @@ from tfexport.api.line_decoder import LineDecoder
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.generation_config import options_with_defaults
 from tfexport.decoding.line_reader import Reader, TargetReader
-from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.request_options import InputFormat, RuntimeOptions
 from tfexport.decoding.translate import Result, Writer
 from tfexport.errors import TfexportError
@@ -21,6 +20,7 @@ from tfexport.option import declared, with_keywords
 from tfexport.runtimes import load_runtime
 from tfexport.scale.options import ActorBatches
 from tfexport.scale.row_function import Kind, Row, RowFunction, columns_read, lines_of
+from tfexport.search.options import SearchOptions
 from tfexport.text.tokenizer_parts import PanicError
 
 WINDOW = 16_384

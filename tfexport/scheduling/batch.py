@@ -20,13 +20,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tfexport.decoding.search import pad, search_batch
-from tfexport.decoding.source_batch import encode
-from tfexport.decoding.steps import SearchBatch, rows_to_keep
-from tfexport.decoding.token_rules import uses_argmax
 from tfexport.runtimes.base import Argmax, Best, FloatArray, IntArray, Runtime, Told, tell
 from tfexport.scheduling.groups import Group, asks_of, failed, grouped, pieces
 from tfexport.scheduling.sentences import Event, Sentence
+from tfexport.search.search import pad, search_batch
+from tfexport.search.source_batch import encode
+from tfexport.search.steps import SearchBatch, rows_to_keep
+from tfexport.search.token_rules import uses_argmax
 
 COMPACT_BELOW = 0.9
 """Idle places are removed when at most this fraction of all places is in use. Until then they wait for new sentences."""

@@ -8,12 +8,12 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfexport.decoding.alternatives import Alternatives
-from tfexport.decoding.hypothesis import Hypothesis
 from tfexport.runtimes.base import Runtime
 from tfexport.scheduling.batch import Batch, batch_for, kind_of
 from tfexport.scheduling.groups import failed
 from tfexport.scheduling.sentences import NO_ORDERS, Event, Failed, Finished, Orders, Report, Sentence
+from tfexport.search.alternatives import Alternatives
+from tfexport.search.hypothesis import Hypothesis
 
 
 @dataclass

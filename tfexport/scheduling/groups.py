@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from tfexport.decoding.source_batch import length_limits
-from tfexport.decoding.steps import SearchBatch
-from tfexport.decoding.token_rules import ends_at_limit
 from tfexport.errors import TfexportError, UnavailableError
 from tfexport.runtimes.base import IntArray, Runtime
 from tfexport.scheduling.sentences import Decided, Event, Failed, Finished, Sentence
+from tfexport.search.source_batch import length_limits
+from tfexport.search.steps import SearchBatch
+from tfexport.search.token_rules import ends_at_limit
 
 LIKE_LENGTH = 0.75
 """The smallest length of a source in a run of the encoder, as a fraction of the longest, if there are enough sources."""

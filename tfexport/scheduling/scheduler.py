@@ -15,8 +15,6 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tfexport.decoding.hypothesis import Hypothesis, Source
-from tfexport.decoding.options import SearchOptions
 from tfexport.errors import DeadlineError, QueueFullError, UnavailableError
 from tfexport.scheduling.fair_queue import Waiting
 from tfexport.scheduling.metrics import Counters
@@ -24,6 +22,8 @@ from tfexport.scheduling.options import ServingOptions
 from tfexport.scheduling.queue import Queue
 from tfexport.scheduling.sentences import Decided, Finished, Orders, Report, Sentence
 from tfexport.scheduling.speed import Speed
+from tfexport.search.hypothesis import Hypothesis, Source
+from tfexport.search.options import SearchOptions
 
 ADMITTED_PART = 5
 """A running batch takes new sentences at once if they fill one part in this number of the slots, and so many are free:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from tfexport.decoding.hypothesis import Hypothesis, Source
-from tfexport.decoding.options import SearchOptions
+from tfexport.search.hypothesis import Hypothesis, Source
+from tfexport.search.options import SearchOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from tfexport.decoding.hypothesis import Hypothesis, Source
-from tfexport.decoding.options import SearchOptions
 from tfexport.errors import DeadlineError, UnavailableError
 from tfexport.runtimes.base import Runtime
 from tfexport.scheduling.options import ServingOptions
@@ -19,6 +17,8 @@ from tfexport.scheduling.scheduler import Scheduler
 from tfexport.scheduling.sentences import Report
 from tfexport.scheduling.usage import current
 from tfexport.scheduling.workers import Worker, fork_server, start_worker
+from tfexport.search.hypothesis import Hypothesis, Source
+from tfexport.search.options import SearchOptions
 
 Outputs = list[list[Hypothesis]]
 """The hypotheses of each sentence of a request."""

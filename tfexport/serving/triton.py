@@ -23,9 +23,9 @@ from tfexport.bundle.reader import MANIFEST, Bundle
 from tfexport.bundle.writer import move_into_place
 from tfexport.config import ModelConfig
 from tfexport.contract import Dialect, GraphSpec, Precision, TensorSpec
-from tfexport.decoding.search import SearchOptions
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.runtimes.known import RUNTIMES
+from tfexport.search.search import SearchOptions
 from tfexport.system.atomic_files import make_folder, partial_folder, sync_tree
 from tfexport.system.regular_files import read_text
 from tfexport.system.version import version

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from tfexport.config import ModelConfig
-from tfexport.decoding.search import pad
 from tfexport.errors import TfexportError
+from tfexport.search.search import pad
 from tfexport.system.regular_files import read_bytes
 from tfexport.text.tokenizers import TextTokenizer, WordTooLong
 

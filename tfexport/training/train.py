@@ -25,12 +25,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tfexport.config import ModelConfig
-from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import TfexportError
 from tfexport.models.formats import native
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.search.search import SearchOptions, search
 from tfexport.system.atomic_files import make_folder, whole_file
 from tfexport.system.file_locks import lock_folder
 from tfexport.system.regular_files import read_text

@@ -10,12 +10,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from tfexport.decoding.line_reader import Reader, read_pairs
-from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.decoding.translate import Writer
 from tfexport.errors import TfexportError
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.base import FloatArray, IntArray, Runtime
 from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.search.search import SearchOptions, pad, search
 from tfexport.verification.bleu_chrf import Quality
 from tfexport.verification.expected import as_inputs
 from tfexport.verification.report import kl_divergence

@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
-from tfexport.decoding.search import Hypothesis, SearchOptions, search
-from tfexport.decoding.token_rules import log_softmax, suppressed_ids
 from tfexport.errors import TfexportError
 from tfexport.graph_checks.rounding import EPS, SAMPLES, logit_errors
 from tfexport.runtimes.base import FloatArray, IntArray, Runtime
 from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.search.search import Hypothesis, SearchOptions, search
+from tfexport.search.token_rules import log_softmax, suppressed_ids
 from tfexport.verification.expected import Along, Expected, Memories, Memory
 from tfexport.verification.report import LIMITS, Divergence, Errors, ParityReport, Position
 

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
-from tfexport.decoding.search import Hypothesis, SearchOptions, pad
-from tfexport.decoding.token_rules import log_softmax
 from tfexport.graph_checks.rounding import logit_errors
 from tfexport.runtimes.base import IntArray
 from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.search.search import Hypothesis, SearchOptions, pad
+from tfexport.search.token_rules import log_softmax
 
 
 @dataclass(frozen=True)

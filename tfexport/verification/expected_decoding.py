@@ -9,9 +9,9 @@ from typing import Any
 
 from tfexport.bundle.reader import Bundle
 from tfexport.contract import Precision
-from tfexport.decoding.search import SearchOptions, search
 from tfexport.models.formats.native import Tokenizers
 from tfexport.runtimes.base import Runtime
+from tfexport.search.search import SearchOptions, search
 from tfexport.verification.expected_outputs import Difference, Example, Examples, encoded, read_lines
 
 

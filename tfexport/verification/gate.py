@@ -8,13 +8,13 @@ from pathlib import Path
 from tfexport import contract
 from tfexport.bundle.reader import open_bundle
 from tfexport.contract import Precision
-from tfexport.decoding.search import SearchOptions
 from tfexport.errors import TfexportError
 from tfexport.graph_checks.gate import Agreement, GraphGate
 from tfexport.models.model import Model
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.search.search import SearchOptions
 from tfexport.verification.compare import compare_all, random_sources
 from tfexport.verification.expected import Memories
 from tfexport.verification.report import ParityReport

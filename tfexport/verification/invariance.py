@@ -20,10 +20,10 @@ import numpy as np
 
 from tfexport.bundle.reader import Bundle
 from tfexport.contract import Precision
-from tfexport.decoding.search import Hypothesis, SearchOptions, search
 from tfexport.errors import TfexportError
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Runtime
+from tfexport.search.search import Hypothesis, SearchOptions, search
 
 TIE = 1e-3
 """Two outputs whose scores differ by less are a tie, because rounding may decide it: float32 has an error of 1e-5."""

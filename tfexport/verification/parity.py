@@ -16,7 +16,6 @@ from tfexport import contract, graph_contract, kernels
 from tfexport.bundle.reader import MANIFEST, Bundle, open_bundle
 from tfexport.contract import Precision
 from tfexport.decoding.line_reader import Reader, read_pairs
-from tfexport.decoding.search import SearchOptions
 from tfexport.decoding.translate import Writer
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.graph_checks.check import GraphCheck, check_graph
@@ -30,6 +29,7 @@ from tfexport.option import checked
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Runtime
 from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.search.search import SearchOptions
 from tfexport.system.processes import return_freed_memory
 from tfexport.verification.bleu_chrf import Quality
 from tfexport.verification.compare import compare, compare_all, random_sources

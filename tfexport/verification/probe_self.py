@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from tfexport.config import ModelConfig
-from tfexport.decoding.search import pad
 from tfexport.models.layers import KeyValue, write_in_place
 from tfexport.models.model import EncoderClassifier
 from tfexport.models.transformer import Transformer
+from tfexport.search.search import pad
 from tfexport.verification.probe_layers import TOLERANCE, Sentence, relative_error
 
 _STEPS = 24

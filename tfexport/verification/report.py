@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.contract import Precision
-from tfexport.decoding.token_rules import log_softmax
 from tfexport.graph_checks.rounding import Rounding, logit_size
 from tfexport.runtimes.base import FloatArray
+from tfexport.search.token_rules import log_softmax
 from tfexport.verification.bleu_chrf import Quality
 
 Exact = NDArray[np.float64]

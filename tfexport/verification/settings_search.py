@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from tfexport.config import ModelConfig
-from tfexport.decoding.search import pad
 from tfexport.errors import ConfigError, TfexportError
 from tfexport.models.checkpoints.hints import is_same
 from tfexport.models.checkpoints.load import Checkpoint
@@ -27,6 +26,7 @@ from tfexport.models.positions import COMPUTED
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.base import FloatArray
 from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.search.search import pad
 from tfexport.verification.expected import as_inputs
 from tfexport.verification.expected_decoding import decoded_differences
 from tfexport.verification.expected_outputs import Difference, Example, Examples

@@ -17,9 +17,9 @@ from benchmarks.peers import one_line
 from tfexport.bundle.reader import Bundle
 from tfexport.contract import FLOATS, Precision
 from tfexport.decoding.line_reader import Reader
-from tfexport.decoding.search import SearchOptions, search
 from tfexport.runtimes.base import Runtime
 from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.search.search import SearchOptions, search
 from tfexport.verification.parity import compare
 
 SENTENCES, BEAMS, LONGEST = 8, (1, 4), 64

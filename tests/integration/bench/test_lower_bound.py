@@ -14,10 +14,10 @@ from tests.support.ort_bundles import random_model, random_sources, with_end, wr
 from tfexport.bench.lower_bound import StepSize, encoder_work, step_work
 from tfexport.config import ModelConfig
 from tfexport.contract import PRECISIONS
-from tfexport.decoding.search import SearchOptions, search
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.ort_cpu.beam_state import BeamState
 from tfexport.runtimes.ort_cpu.bound_graphs import StepGraph
+from tfexport.search.search import SearchOptions, search
 
 WHOLE = ModelConfig(
     d_model=96,

@@ -13,9 +13,9 @@ import pytest
 from benchmarks import converters
 from tfexport.bench.peers import CTranslate2Peer, HuggingFacePeer, OptimumPeer, Peer, RuntimePeer
 from tfexport.bundle.reader import Bundle, open_bundle
-from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.runtimes import load_runtime
+from tfexport.search.search import SearchOptions, search
 from tfexport.verification.parity import random_sources
 
 PACKAGES = {"ctranslate2": "ctranslate2", "hugging-face": "transformers"}

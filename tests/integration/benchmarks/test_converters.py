@@ -22,12 +22,12 @@ from tests.support.tiny import randomised
 from tfexport.bench.peers import CTranslate2Peer, HuggingFacePeer, Peer, RuntimePeer
 from tfexport.bundle.reader import open_bundle
 from tfexport.config import ModelConfig
-from tfexport.decoding.search import SearchOptions, pad
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import FloatArray
 from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.search.search import SearchOptions, pad
 from tfexport.verification.parity import random_sources
 
 pytestmark = pytest.mark.thorough
@@ -298,7 +298,7 @@ def test_optimum_decodes_what_the_model_does(tmp_path: Path, name: str) -> None:
 import json, sys
 from pathlib import Path
 from tfexport.bench.peers import OptimumPeer
-from tfexport.decoding.search import SearchOptions
+from tfexport.search.search import SearchOptions
 peer = OptimumPeer(Path(sys.argv[1]))
 options = [{"beam": 1}, {"beam": 3, "length_penalty": 0.0}, {"beam": 3, "min_length": 9, "max_length": 10}]
 print(json.dumps([peer.decode(json.loads(sys.argv[2]), SearchOptions(**each), 4) for each in options]))

@@ -25,13 +25,13 @@ from tests.support.paths import ROOT
 from tests.support.tiny import SRC_VOCAB
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.config import ModelConfig
-from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.errors import EngineError, RuntimeUnavailable, TfexportError
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes import pytorch_in_place
 from tfexport.runtimes.base import FloatArray, IntArray
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.search.search import SearchOptions, pad, search
 from tfexport.verification.parity import random_sources
 
 pytestmark = pytest.mark.thorough

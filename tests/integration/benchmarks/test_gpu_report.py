@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from benchmarks import report, timing
-from tfexport.decoding.search import SearchOptions
 from tfexport.errors import TfexportError
+from tfexport.search.search import SearchOptions
 
 
 def measured(asked: list[str], **lengths: Sequence[int | Exception]) -> dict[str, Any]:

@@ -14,9 +14,9 @@ import tfexport
 from tests.support.commands import Run, one_error
 from tests.support.hugging_face_models import EOS, PAD, changed, made, sources_of
 from tfexport.bundle.reader import MANIFEST, open_bundle
-from tfexport.decoding.search import pad
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import load_checkpoint
+from tfexport.search.search import pad
 from tfexport.verification.files import generation_mismatches
 
 pytest.importorskip("transformers")

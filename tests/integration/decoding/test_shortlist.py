@@ -15,11 +15,11 @@ from tests.support.commands import command
 from tests.support.searches import CONFIG, LIMIT, assert_same, model_of, sources_of, translated, without_eos
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.batches import decode_all
-from tfexport.decoding.search import SearchOptions, Source, search
 from tfexport.decoding.shortlist import read_shortlist
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import IntArray
 from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.search.search import SearchOptions, Source, search
 
 
 def random_lists(sources: Sequence[Sequence[int]], vocab: int, count: int, seed: int) -> list[IntArray]:

@@ -16,10 +16,10 @@ import pytest
 from tests.support.commands import command
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.line_reader import Reader
-from tfexport.decoding.search import SearchOptions
 from tfexport.decoding.stream import stream_lines
 from tfexport.decoding.translate import Writer, translate
 from tfexport.runtimes import load_runtime
+from tfexport.search.search import SearchOptions
 
 
 @pytest.mark.parametrize("options", [{}, {"beam": 4}, {"samples": 1}], ids=str)

@@ -33,7 +33,6 @@ from tests.support.tiny import (
 from tfexport import contract, graph_contract
 from tfexport.bundle.reader import open_bundle
 from tfexport.contract import Precision
-from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.exporter.graphs import emit, write_graphs
 from tfexport.exporter.pipeline import export
@@ -45,6 +44,7 @@ from tfexport.models.transformer import Transformer
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.ort import ort_cpu_portable
 from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.search.search import SearchOptions, pad, search
 from tfexport.verification.parity import random_sources
 
 LARGEST = 65504.0

@@ -28,7 +28,6 @@ from tests.support.tiny import BOS, EOS, HEADS, HINTS, PAD, SRC_VOCAB, TinyCheck
 from tfexport import __version__, contract, graph_contract
 from tfexport.bundle.reader import open_bundle
 from tfexport.contract import GraphSpec
-from tfexport.decoding.search import SearchOptions, search
 from tfexport.dialects import DIALECTS
 from tfexport.errors import BundleError, TfexportError
 from tfexport.exporter.graphs import emit
@@ -39,6 +38,7 @@ from tfexport.graph_checks.gate import GraphGate
 from tfexport.graphs.projections import PARTS, STACKED
 from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.runtimes import RUNTIMES, load_runtime
+from tfexport.search.search import SearchOptions, search
 from tfexport.verification.parity import check
 
 DTYPES = {

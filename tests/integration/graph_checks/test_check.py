@@ -24,7 +24,6 @@ from tfexport.bundle.reader import Bundle, file_sha256, open_bundle
 from tfexport.bundle.writer import write_manifest
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
-from tfexport.decoding.search import SearchOptions
 from tfexport.exporter.graphs import write_graphs
 from tfexport.exporter.weights import write_variant, write_weights
 from tfexport.graph_checks.check import Compared, GraphCheck, case_of, check_graph, sizes_of
@@ -33,6 +32,7 @@ from tfexport.graph_checks.values import COMPARED
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.search.search import SearchOptions
 from tfexport.verification.files import graph_specs
 from tfexport.verification.parity import check, check_graphs, compare_all, random_sources
 

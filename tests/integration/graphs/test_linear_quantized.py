@@ -37,7 +37,6 @@ from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.commands.export_targets import GraphsTarget
 from tfexport.config import ModelConfig
 from tfexport.contract import GraphSpec, TensorSpec
-from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.errors import TfexportError
 from tfexport.exporter.pipeline import export
 from tfexport.exporter.weights import write_quantized
@@ -56,6 +55,7 @@ from tfexport.graphs.projections import Projection, decoder_projections, encoder
 from tfexport.graphs.stored_weights import StoredWeights
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.ort_cpu.load import ort_cpu
+from tfexport.search.search import SearchOptions, pad, search
 from tfexport.shortlist_contract import shortlist_graphs_of
 
 Matrix = NDArray[np.float32]

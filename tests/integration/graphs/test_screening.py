@@ -34,7 +34,6 @@ from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.commands.demo import embedded_checkpoint
 from tfexport.config import ModelConfig
 from tfexport.contract import FEWEST_WORDS, SCREENING_FILE
-from tfexport.decoding.search import Hypothesis, SearchOptions, Source, search
 from tfexport.errors import TfexportError
 from tfexport.exporter.pipeline import export
 from tfexport.graphs.emitter import Emitter
@@ -44,6 +43,7 @@ from tfexport.graphs.stored_weights import StoredWeights
 from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
+from tfexport.search.search import Hypothesis, SearchOptions, Source, search
 from tfexport.verification.parity import check
 
 WIDE = CONFIG.replace(tgt_vocab_size=1030, output_bias=True)

@@ -18,12 +18,12 @@ from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
 from tfexport.decoding.batches import decode_all
-from tfexport.decoding.search import Hypothesis, SearchOptions, Source, search
 from tfexport.errors import TfexportError
 from tfexport.exporter.graphs import write_graphs
 from tfexport.exporter.weights import write_quantized, write_weights
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.ort_cpu.shortlist import FEWEST
+from tfexport.search.search import Hypothesis, SearchOptions, Source, search
 from tfexport.shortlist_contract import SHORTLIST_PRECISIONS, shortlist_graphs_of
 
 WIDE = CONFIG.replace(tgt_vocab_size=1500, output_bias=True, max_target_length=30)

@@ -23,7 +23,6 @@ from onnx import TensorProto, helper
 from tests.support.ort_bundles import CONFIG, random_model, random_sources, session_of, write_bundle, write_graphs
 from tfexport import kernels
 from tfexport.contract import FEWEST_WORDS
-from tfexport.decoding.search import SearchOptions, search
 from tfexport.dialects import calls_attention_functions
 from tfexport.graphs.emitter import FUNCTIONS
 from tfexport.graphs.linear_float32 import BLOCK
@@ -31,6 +30,7 @@ from tfexport.graphs.linear_quantized import quantize_int8
 from tfexport.graphs.screening import CANDIDATES
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
+from tfexport.search.search import SearchOptions, search
 
 pytestmark = pytest.mark.skipif(
     kernels.library() is None and shutil.which("c++") is None, reason="there is no C++ compiler here: no kernel was run"

@@ -21,12 +21,12 @@ from onnx import helper
 
 from tests.support.ort_bundles import CONFIG, outputs_of, random_model, random_sources, write_bundle, write_graphs
 from tfexport import kernels
-from tfexport.decoding.search import SearchOptions, search
 from tfexport.graph_checks.cases_ort import case
 from tfexport.graph_checks.session import session_of
 from tfexport.graphs.emitter import FUNCTIONS
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
+from tfexport.search.search import SearchOptions, search
 
 pytestmark = pytest.mark.skipif(
     kernels.library() is None and shutil.which("c++") is None, reason="there is no C++ compiler here: no kernel was run"

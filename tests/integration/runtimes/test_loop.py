@@ -11,7 +11,6 @@ import pytest
 from tests.support.fake_cuda import FakeCudart, use
 from tests.support.tiny import BOS, MAX_LENGTH, SRC_VOCAB, TGT_VOCAB
 from tfexport.bundle.reader import open_bundle
-from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import best_from_logits
 from tfexport.runtimes.buckets import Buckets, cpu_buckets
@@ -20,6 +19,7 @@ from tfexport.runtimes.loop import LoopRuntime
 from tfexport.runtimes.ort import OrtGraphs, ort_cpu_portable
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.runtimes.workspace import Executable, HostSearch
+from tfexport.search.search import SearchOptions, pad, search
 
 RANDOM = np.random.default_rng(4)
 SOURCES = [RANDOM.integers(4, SRC_VOCAB, length).tolist() for length in (7, 1, 20, 3, 12, 5, 9, 2, 17, 4, 6)]

@@ -16,13 +16,13 @@ from tests.support.ort_bundles import CONFIG, random_model, random_sources
 from tests.support.tiny import BOS, MAX_LENGTH, PAD, SRC_VOCAB, TGT_VOCAB
 from tfexport.bundle.reader import open_bundle
 from tfexport.contract import BEST, Precision
-from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.runtimes import pytorch_in_place
 from tfexport.runtimes.base import best_from_logits
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.runtimes.pytorch_in_place import StaticDecoder, StaticState
+from tfexport.search.search import SearchOptions, pad, search
 
 RANDOM = np.random.default_rng(0)
 SOURCES = [RANDOM.integers(4, SRC_VOCAB, length).tolist() for length in (7, 1, 20, 3, 12, 5, 9, 2)]

@@ -12,12 +12,12 @@ import torch
 
 from tests.support.tiny import BOS, SRC_VOCAB, TGT_VOCAB
 from tfexport.bundle.reader import open_bundle
-from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.device import host_array
 from tfexport.runtimes.ort import ort_cpu_portable
 from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.search.search import SearchOptions, pad, search
 
 RANDOM = np.random.default_rng(0)
 SOURCES = [RANDOM.integers(4, SRC_VOCAB, length).tolist() for length in (7, 1, 20, 3, 12, 5, 9, 2)]

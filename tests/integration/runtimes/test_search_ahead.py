@@ -13,10 +13,10 @@ from fuzz.device_search import check
 from tests.support.ahead import ahead_runtime, late_runtime, on_host
 from tests.support.tiny import SRC_VOCAB
 from tfexport.bundle.reader import open_bundle
-from tfexport.decoding.search import SearchOptions, Source, search
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.loop import LoopRuntime
 from tfexport.runtimes.ort import ort_cpu_portable
+from tfexport.search.search import SearchOptions, Source, search
 
 RANDOM = np.random.default_rng(4)
 SOURCES = [RANDOM.integers(4, SRC_VOCAB, length).tolist() for length in (7, 1, 20, 3, 12, 5, 9, 2, 17, 4, 6)]

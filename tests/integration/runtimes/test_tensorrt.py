@@ -15,13 +15,13 @@ from tests.support import fake_tensorrt, ort_bundles
 from tests.support.fake_cuda import FakeCudart, use
 from tests.support.tiny import SRC_VOCAB
 from tfexport.bundle.reader import PORTABLE, Bundle, open_bundle
-from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import EngineError, ReplacedBundleError, RuntimeUnavailable, TfexportError
 from tfexport.exporter.engine_plan import LengthPlan
 from tfexport.runtimes import load_runtime, tensorrt
 from tfexport.runtimes.base import Capacity
 from tfexport.runtimes.ort import ort_cpu_portable
 from tfexport.runtimes.tensorrt import usable_engines
+from tfexport.search.search import SearchOptions, search
 from tfexport.system import disk_cache
 
 RANDOM = np.random.default_rng(4)

@@ -15,12 +15,12 @@ import pytest
 from tests.support.tiny import SRC_VOCAB
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.decoding.line_reader import Reader
-from tfexport.decoding.search import SearchOptions, search
 from tfexport.decoding.translate import translate
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Runtime
 from tfexport.runtimes.ort import ort_cpu_portable
 from tfexport.runtimes.workspace import Workspace
+from tfexport.search.search import SearchOptions, search
 
 THREADS = 8
 """More than CPUs, so that they are interrupted in the middle of what they do."""

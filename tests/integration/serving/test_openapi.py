@@ -11,8 +11,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from tests.support import served
-from tfexport.decoding.options import SearchOptions
 from tfexport.option import declared
+from tfexport.search.options import SearchOptions
 
 
 @pytest.fixture(scope="module")

@@ -21,10 +21,10 @@ import pytest
 from tests.support.tiny import BOS, EOS, SRC_VOCAB
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.decoding.line_reader import Reader
-from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.decoding.translate import Writer, translate
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.runtimes import load_runtime
+from tfexport.search.search import SearchOptions, pad, search
 from tfexport.serving.triton import write_repository
 
 RANDOM = np.random.default_rng(0)

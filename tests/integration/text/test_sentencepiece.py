@@ -21,7 +21,6 @@ from tests.support.references.pieces import fairseq, pegasus, t5
 from tests.support.tiny import HEADS, SRC_VOCAB, TGT_VOCAB, TinyCheckpoint
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.line_reader import Reader
-from tfexport.decoding.search import SearchOptions
 from tfexport.decoding.translate import Writer, translate
 from tfexport.errors import TfexportError, TokenizerError
 from tfexport.exporter.pipeline import export
@@ -30,6 +29,7 @@ from tfexport.models.formats.native import Tokenizers
 from tfexport.models.toolkits.hugging_face_text import FolderText, read_text
 from tfexport.models.toolkits.toolkit import TextOptions
 from tfexport.runtimes import load_runtime
+from tfexport.search.search import SearchOptions
 from tfexport.text.tokenizers import TextTokenizer
 from tfexport.text.vocabularies import read_vocabulary
 

@@ -22,12 +22,12 @@ from safetensors.torch import load_file
 from tests.support.training import OPTIONS, PAIRS, options, train
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.line_reader import Reader
-from tfexport.decoding.search import SearchOptions
 from tfexport.decoding.translate import Writer, translate
 from tfexport.errors import TfexportError
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.runtimes import load_runtime
+from tfexport.search.search import SearchOptions
 from tfexport.system.atomic_files import lock_folder
 from tfexport.training.data import TextPair
 

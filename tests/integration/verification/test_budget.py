@@ -21,7 +21,6 @@ from tests.support.tiny import TinyCheckpoint, overflowing, randomised
 from tfexport.bundle.reader import open_bundle
 from tfexport.contract import Precision
 from tfexport.decoding.line_reader import Reader
-from tfexport.decoding.search import SearchOptions
 from tfexport.decoding.translate import Writer
 from tfexport.errors import TfexportError
 from tfexport.exporter.graphs import write_graphs
@@ -31,6 +30,7 @@ from tfexport.models.model import build_model
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.search.search import SearchOptions
 from tfexport.verification.budget import Budget, BudgetChooser, modules_of
 from tfexport.verification.budget_text import Text
 from tfexport.verification.parity import compare, random_sources

@@ -9,10 +9,10 @@ import pytest
 
 from tfexport.bundle.reader import open_bundle
 from tfexport.contract import Precision
-from tfexport.decoding.search import SearchOptions
 from tfexport.errors import TfexportError
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.ort_cpu.beam_state import BeamState
+from tfexport.search.search import SearchOptions
 from tfexport.verification import invariance as module
 from tfexport.verification.invariance import Invariance, invariance
 from tfexport.verification.parity import random_sources

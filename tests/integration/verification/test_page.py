@@ -12,9 +12,9 @@ import pytest
 
 from tests.support.html import Checked
 from tfexport.bundle.reader import open_bundle
-from tfexport.decoding.search import SearchOptions
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.graph_checks.check import Compared, GraphCheck
+from tfexport.search.search import SearchOptions
 from tfexport.verification.files import Mismatch
 from tfexport.verification.invariance import Arrangement, Invariance, invariance
 from tfexport.verification.page import page, write_page

@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from tests.support.tiny import HEADS, SRC_VOCAB, TinyCheckpoint
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.line_reader import Reader, read_pairs
-from tfexport.decoding.search import SearchOptions
 from tfexport.decoding.translate import Writer
 from tfexport.errors import TfexportError
 from tfexport.exporter.pipeline import export
@@ -26,6 +25,7 @@ from tfexport.models.transformer import Transformer
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Best, Capabilities, best_from_logits
 from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.search.search import SearchOptions
 from tfexport.system.json_text import json_text
 from tfexport.verification.bleu_chrf import Quality
 from tfexport.verification.gate import DecodingGate

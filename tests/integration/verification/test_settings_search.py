@@ -19,13 +19,13 @@ from tests.support.owners import BOS, EOS, PAD, Owner, owner, said, sources
 from tests.support.paths import ROOT
 from tests.support.tiny import HEADS, TinyCheckpoint, tiny_classifier
 from tests.support.torch_models import TGT_VOCAB
-from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import ConfigError, TfexportError
 from tfexport.models.checkpoints.load import Checkpoint
 from tfexport.models.checkpoints.options import ExportedCheckpointOptions
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.search.search import SearchOptions, search
 from tfexport.text.tokenizers import TextTokenizer
 from tfexport.verification.confirmed_reading import open_confirmed
 from tfexport.verification.expected_decoding import compare_outputs

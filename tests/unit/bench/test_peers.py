@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.fakes import EOS, Ids, ScriptedRuntime, constant_model, random_model, tiny_config
 from tfexport.bench.peers import RuntimePeer, _Generator
-from tfexport.decoding.search import SearchOptions
 from tfexport.runtimes.base import Capacity
+from tfexport.search.search import SearchOptions
 
 SOURCES: list[Ids] = [(5, EOS), (5, 6, 7, EOS), (8, EOS), (5, 6, 7, 8, 9, EOS), (7, 6, EOS)]
 

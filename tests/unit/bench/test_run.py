@@ -22,8 +22,8 @@ from tfexport.bench.report import cell_lines
 from tfexport.bench.rows import Attempt, percentiles, ratios, spread
 from tfexport.bench.run import Bench, climb
 from tfexport.bench.worker import Profile, Session
-from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import TfexportError
+from tfexport.search.search import SearchOptions, search
 
 CONFIG = tiny_config(max_target_length=64)
 SOURCES = [[3, 4, 5], [6, 7], [8], [9, 10, 11, 12]]

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from tfexport.cli import app as tfexport
 from tfexport.commands.signature import Given, with_options
-from tfexport.decoding.options import SearchOptions
 from tfexport.option import Options, declared, numbers, option
+from tfexport.search.options import SearchOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,11 +24,11 @@ from tests.support.fakes import (
     tiny_config,
 )
 from tfexport.decoding.alignments import Aligner, AlignmentFormat, Replacement, read_dictionary
-from tfexport.decoding.hypothesis import SourceTokens
 from tfexport.decoding.line_reader import Reader
-from tfexport.decoding.search import Hypothesis, SearchOptions
 from tfexport.decoding.translate import Result, Writer, translate
 from tfexport.errors import TfexportError
+from tfexport.search.hypothesis import SourceTokens
+from tfexport.search.search import Hypothesis, SearchOptions
 from tfexport.text.tokenizers import TextTokenizer, word_tokenizer
 from tfexport.training.vocabulary import train_bpe
 

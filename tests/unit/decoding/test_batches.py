@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from tests.support.fakes import EOS, ScriptedRuntime, echo_model, tiny_config
 from tfexport.decoding.batches import batches_by_length, decode_all, decode_windows
-from tfexport.decoding.search import SearchOptions
 from tfexport.decoding.workers import WorkerPool
+from tfexport.search.search import SearchOptions
 
 CONFIG = tiny_config(src_vocab_size=9, tgt_vocab_size=9, max_source_length=12, max_target_length=20)
 LENGTHS = st.lists(st.integers(1, 50), max_size=40)

@@ -10,10 +10,10 @@ import pytest
 from tests.support.fakes import ScriptedRuntime, echo_model, tiny_config
 from tfexport.decoding.classify import classify
 from tfexport.decoding.line_reader import Reader, TargetReader, Unreadable, most_bytes, read_pairs, source_lengths
-from tfexport.decoding.search import SearchOptions
 from tfexport.decoding.translate import translate
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Capacity
+from tfexport.search.search import SearchOptions
 from tfexport.system.input_files import LONGEST_LINE, EndlessLine
 from tfexport.text import tokenizers
 from tfexport.text.tokenizers import LONGEST_WORD, TextTokenizer, WordTooLong, word_tokenizer

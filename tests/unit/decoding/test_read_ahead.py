@@ -10,8 +10,8 @@ import pytest
 from tests.support.fakes import ScriptedRuntime, echo_model, tiny_config
 from tfexport.decoding.line_reader import Reader
 from tfexport.decoding.read_ahead import ReadAhead
-from tfexport.decoding.search import SearchOptions
 from tfexport.decoding.translate import Result, translate
+from tfexport.search.search import SearchOptions
 
 SECONDS = 20
 """After which what waits is said to hang."""

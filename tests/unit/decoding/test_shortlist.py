@@ -19,11 +19,11 @@ from tests.support.fakes import (
     random_model,
     tiny_config,
 )
-from tfexport.decoding.profiles import PROFILES
-from tfexport.decoding.search import SearchOptions, Source, search
 from tfexport.decoding.shortlist import Shortlist, read_shortlist
-from tfexport.decoding.token_rules import log_softmax
 from tfexport.errors import TfexportError
+from tfexport.search.profiles import PROFILES
+from tfexport.search.search import SearchOptions, Source, search
+from tfexport.search.token_rules import log_softmax
 from tfexport.text.tokenizers import word_tokenizer
 
 SOURCE = word_tokenizer(

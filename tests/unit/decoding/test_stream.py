@@ -15,11 +15,11 @@ from tokenizers import Tokenizer, decoders, models
 
 from tests.support.fakes import Ids, ScriptedRuntime, random_model, tied_model, tiny_config
 from tests.support.text_models import trained_bpe
-from tfexport.decoding.profiles import PROFILES
-from tfexport.decoding.search import Hypothesis, SearchOptions, Source, search, search_steps
 from tfexport.decoding.stream import GrowingText, Step, stream
 from tfexport.decoding.translate import Writer
 from tfexport.errors import TfexportError
+from tfexport.search.profiles import PROFILES
+from tfexport.search.search import Hypothesis, SearchOptions, Source, search, search_steps
 from tfexport.text.sentencepiece import Pieces
 from tfexport.text.tokenizers import TextTokenizer, word_tokenizer
 

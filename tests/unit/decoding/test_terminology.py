@@ -11,13 +11,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tests.support.fakes import ScriptedRuntime, random_model, tiny_config
 from tfexport.decoding.glossary import Entry, Glossary, read_glossary
-from tfexport.decoding.hypothesis import Source
 from tfexport.decoding.line_reader import Piece, Reader, TargetReader
-from tfexport.decoding.phrase_rules import PhraseRules
-from tfexport.decoding.search import SearchOptions
 from tfexport.decoding.terminology import Terminology, phrases_in
 from tfexport.decoding.translate import Result, Writer, translate
 from tfexport.errors import TfexportError
+from tfexport.search.hypothesis import Source
+from tfexport.search.phrase_rules import PhraseRules
+from tfexport.search.search import SearchOptions
 from tfexport.text.tokenizers import TextTokenizer, word_tokenizer
 
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", *"abcdefgh"]

@@ -25,10 +25,10 @@ from tests.support.fakes import (
 from tfexport.bundle.reader import Bundle, Origin
 from tfexport.config import ModelConfig
 from tfexport.decoding.line_reader import Reader, Unreadable, source_lengths
-from tfexport.decoding.search import Hypothesis, SearchOptions
 from tfexport.decoding.translate import WINDOW_BATCHES, Result, Writer, translate
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import BaseRuntime, Best, Capacity, IntArray
+from tfexport.search.search import Hypothesis, SearchOptions
 from tfexport.text.tokenizers import TextTokenizer, word_tokenizer
 
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", "a", "b", "c", "d"]

@@ -18,9 +18,9 @@ from tests.support.paths import ROOT
 from tfexport import graph_contract
 from tfexport.cli import app
 from tfexport.decoding.line_reader import Status
-from tfexport.decoding.profiles import PROFILES
 from tfexport.models.checkpoints.load import FAMILIES
 from tfexport.runtimes import RUNTIMES
+from tfexport.search.profiles import PROFILES
 
 DOCS = ROOT / "docs"
 PAGES = [

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from tests.support.fakes import ScriptedRuntime, tiny_config
 from tests.support.fakes import random_model as scripted_model
-from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import TfexportError
 from tfexport.graphs.linear_quantized import from_blocks
 from tfexport.graphs.screening import LEVELS, screening_tensors
+from tfexport.search.search import SearchOptions, search
 
 SCORED, ALONE = SearchOptions(max_length=30), SearchOptions(max_length=30, scores=False)
 

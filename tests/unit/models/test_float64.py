@@ -11,13 +11,13 @@ import torch
 
 from tests.support.ort_bundles import CONFIG, ONE_CHANGE, random_model
 from tests.support.tiny import randomised
-from tfexport.decoding.search import SearchOptions, search
 from tfexport.models.float64 import InFloat64
 from tfexport.models.layers import KeyValue
 from tfexport.models.model import EncoderClassifier
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.search.search import SearchOptions, search
 
 RELATIVE = {"positions": "relative", "max_distance": 6}
 KINDS: list[dict[str, Any]] = [

@@ -15,12 +15,12 @@ pa = pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip instal
 from pyarrow import parquet  # noqa: E402
 
 from tfexport.api.results import Output  # noqa: E402
-from tfexport.decoding.options import SearchOptions  # noqa: E402
 from tfexport.scale.options import CorpusFormat  # noqa: E402
 from tfexport.scale.row_function import Row, RowFunction, clear_of, lines_of, marked_row  # noqa: E402
 from tfexport.scale.rows import texts, written  # noqa: E402
 from tfexport.scale.shards import RAW, Shard  # noqa: E402
 from tfexport.scale.translator import Translator  # noqa: E402
+from tfexport.search.options import SearchOptions  # noqa: E402
 
 
 def ok(*said: str) -> Row:

@@ -19,13 +19,13 @@ from tests.support.fakes import (
     tiny_config,
 )
 from tests.support.scheduling import Driver, drive, problems
-from tfexport.decoding.search import SearchOptions, Source, search, search_batch
 from tfexport.errors import TfexportError, UnavailableError
 from tfexport.runtimes.base import FloatArray, IntArray
 from tfexport.scheduling import batch
 from tfexport.scheduling.decoder import Decoder
 from tfexport.scheduling.groups import pieces
 from tfexport.scheduling.sentences import Failed, Finished, Orders, Sentence
+from tfexport.search.search import SearchOptions, Source, search, search_batch
 
 VOCAB = 12
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from tests.support.scheduling import Answer
-from tfexport.decoding.hypothesis import Hypothesis, Source
-from tfexport.decoding.search import SearchOptions
 from tfexport.errors import QueueFullError
 from tfexport.scheduling.options import ServingOptions
 from tfexport.scheduling.scheduler import Scheduler
 from tfexport.scheduling.sentences import Finished, Report
+from tfexport.search.hypothesis import Hypothesis, Source
+from tfexport.search.search import SearchOptions
 
 HEAVY = SearchOptions(beam=32)
 

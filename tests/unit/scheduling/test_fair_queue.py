@@ -7,10 +7,10 @@ from collections import Counter, deque
 
 import pytest
 
-from tfexport.decoding.hypothesis import Source
-from tfexport.decoding.search import SearchOptions
 from tfexport.scheduling.fair_queue import FairQueue, Waiting
 from tfexport.scheduling.sentences import Sentence
+from tfexport.search.hypothesis import Source
+from tfexport.search.search import SearchOptions
 
 
 def waiting(client: str, number: int, tokens: int = 4, beam: int = 1) -> Waiting:

@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.fakes import EOS, JoiningRuntime, random_model, tiny_config
 from tests.support.scheduling import Answer, Driver, problems
-from tfexport.decoding.search import SearchOptions
 from tfexport.errors import DeadlineError, QueueFullError, TfexportError
 from tfexport.scheduling.options import ServingOptions
+from tfexport.search.search import SearchOptions
 
 VOCAB = 12
 ENDLESS = SearchOptions(suppress=(), min_length=19, max_length=20)

@@ -11,8 +11,6 @@ import pytest
 
 from tests.support.fakes import EOS
 from tests.support.scheduling import Answer
-from tfexport.decoding.hypothesis import Hypothesis, Source
-from tfexport.decoding.search import SearchOptions
 from tfexport.errors import QueueFullError, TfexportError
 from tfexport.scheduling.fair_queue import Waiting
 from tfexport.scheduling.options import ServingOptions
@@ -20,6 +18,8 @@ from tfexport.scheduling.queue import Queue
 from tfexport.scheduling.scheduler import Scheduler
 from tfexport.scheduling.sentences import Finished, Report, Sentence
 from tfexport.scheduling.speed import MEMORY, Speed
+from tfexport.search.hypothesis import Hypothesis, Source
+from tfexport.search.search import SearchOptions
 
 TEN_STEPS = SearchOptions(suppress=(), min_length=9, max_length=10)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfexport.decoding.search import SearchOptions
+from tfexport.search.search import SearchOptions
 from tfexport.verification import compare
 from tfexport.verification.compare import loss_per_token
 from tfexport.verification.report import Divergence

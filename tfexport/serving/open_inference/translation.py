@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfexport.api.results import Output, Translation
-from tfexport.decoding.options import SearchOptions
 from tfexport.errors import TfexportError
+from tfexport.search.options import SearchOptions
 from tfexport.serving.catalog import Served
 from tfexport.serving.fitting import require_one_line, require_rows
 from tfexport.serving.open_inference.schemas import (

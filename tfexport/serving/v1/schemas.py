@@ -18,10 +18,10 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 from pydantic.fields import FieldInfo
 
 from tfexport.decoding.line_reader import Status
-from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.request_options import AlignmentOptions, KeepOptions
 from tfexport.errors import TfexportError
 from tfexport.option import Declared, checked, declared
+from tfexport.search.options import SearchOptions
 from tfexport.serving.state import ServerStatus
 
 MOST_TEXTS = 1024

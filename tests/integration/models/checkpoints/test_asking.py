@@ -17,13 +17,13 @@ from tests.support import foreign
 from tests.support.checkpoints import refused
 from tests.support.torch_models import EOS, HEADS, IDS, LENGTH, MODELS, SRC_VOCAB, TGT_VOCAB, D, made
 from tfexport.bundle.reader import open_bundle
-from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import TfexportError
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import Checkpoint, inspect_checkpoint, load_checkpoint
 from tfexport.models.checkpoints.user_family import read_family_file
 from tfexport.models.formats.native import Tokenizers
 from tfexport.runtimes import load_runtime
+from tfexport.search.search import SearchOptions, search
 from tfexport.text.tokenizers import word_tokenizer
 from tfexport.verification.probe import probe
 

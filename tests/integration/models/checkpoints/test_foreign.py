@@ -16,11 +16,11 @@ from tests.support import foreign
 from tests.support.tiny import randomised
 from tests.support.torch_models import ModuleRuntime
 from tfexport.bundle.reader import open_bundle
-from tfexport.decoding.search import SearchOptions, search
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.models.checkpoints.user_family import read_family_file
 from tfexport.runtimes import load_runtime
+from tfexport.search.search import SearchOptions, search
 from tfexport.verification.probe import probe
 
 FOLDER = Path(foreign.__file__).parent

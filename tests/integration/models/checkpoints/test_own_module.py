@@ -16,13 +16,13 @@ import tfexport
 from tests.support.commands import command
 from tests.support.own_code import CODE, FLAGS, SPECIAL, built, write
 from tfexport.bundle.reader import open_bundle
-from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import CheckpointError, ConfigError, TfexportError
 from tfexport.models.checkpoints.options import ExportedCheckpointOptions
 from tfexport.models.checkpoints.own_module import module_of, read_own_module
 from tfexport.models.checkpoints.reading import open_checkpoint
 from tfexport.models.formats.native import Tokenizers
 from tfexport.runtimes import load_runtime
+from tfexport.search.search import SearchOptions, search
 from tfexport.text.vocabularies import read_vocabulary
 from tfexport.verification.confirmed_reading import open_confirmed
 

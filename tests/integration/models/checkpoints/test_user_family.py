@@ -21,11 +21,11 @@ from tests.support.tiny import HINTS, tiny_transformer
 from tests.support.torch_models import ModuleRuntime
 from tfexport.bundle.reader import open_bundle
 from tfexport.cli import app
-from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import ConfigError, TfexportError
 from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.models.checkpoints.user_family import read_family_file
 from tfexport.runtimes import load_runtime
+from tfexport.search.search import SearchOptions, search
 
 EXAMPLES = ROOT / "examples"
 VOCABULARIES = ("--src-vocab", "src_vocab.json", "--tgt-vocab", "tgt_vocab.json")

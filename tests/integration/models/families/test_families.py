@@ -23,13 +23,13 @@ from tests.support.references.tutorial import TutorialTransformer
 from tests.support.tiny import randomised
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.config import ModelConfig
-from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import Checkpoint, load_checkpoint
 from tfexport.models.formats import native
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes import load_runtime
+from tfexport.search.search import SearchOptions, pad, search
 
 SRC_VOCAB, TGT_VOCAB, MAX_LENGTH = 41, 37, 24
 SIZES = {"d_model": 24, "n_heads": 3, "d_ffn": 52, "n_encoder_layers": 3, "n_decoder_layers": 2, "max_len": 30}

@@ -16,12 +16,12 @@ from tests.support.tiny import randomised
 from tests.support.torch_models import ModuleRuntime
 from tfexport.bundle.reader import open_bundle
 from tfexport.config import ModelConfig
-from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import TfexportError
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.models.families.family import Family
 from tfexport.runtimes import load_runtime
+from tfexport.search.search import SearchOptions, search
 from tfexport.verification.probe import Probe, probe
 
 VOCAB, D, HIDDEN, HEADS, ENCODER_HEADS = 23, 24, 20, 3, 4

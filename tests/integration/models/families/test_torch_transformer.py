@@ -31,10 +31,10 @@ from tests.support.torch_models import (
     made,
 )
 from tfexport.bundle.reader import Bundle, open_bundle
-from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import Checkpoint, inspect_checkpoint, load_checkpoint
 from tfexport.runtimes import load_runtime
+from tfexport.search.search import SearchOptions, pad, search
 from tfexport.verification.probe import probe
 
 pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor")

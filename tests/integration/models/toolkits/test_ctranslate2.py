@@ -31,7 +31,6 @@ from tests.support.ctranslate2_models import (
 from tests.support.text_models import as_in_a_bundle, read_ids
 from tests.support.tiny import HINTS, tiny_transformer
 from tfexport.bundle.reader import open_bundle
-from tfexport.decoding.search import Hypothesis, SearchOptions, search
 from tfexport.errors import TfexportError, TokenizerError
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import Checkpoint, inspect_checkpoint, load_checkpoint
@@ -39,6 +38,7 @@ from tfexport.models.toolkits.toolkit import TextOptions
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.search.search import Hypothesis, SearchOptions, search
 
 LIMIT = 14
 LENGTHS = {"max_source_length": 40, "max_target_length": 40}

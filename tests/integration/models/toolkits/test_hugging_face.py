@@ -23,7 +23,6 @@ from tests.support.text_models import as_in_a_bundle, read_ids, write_pieces
 from tests.support.tiny import randomised
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.line_reader import Reader
-from tfexport.decoding.search import SearchOptions, pad
 from tfexport.decoding.translate import Writer, translate
 from tfexport.errors import CheckpointError, TfexportError
 from tfexport.exporter.pipeline import export
@@ -31,6 +30,7 @@ from tfexport.models.checkpoints.load import inspect_checkpoint, load_checkpoint
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.toolkits.toolkit import TextOptions
 from tfexport.runtimes import load_runtime
+from tfexport.search.search import SearchOptions, pad
 from tfexport.text.sentencepiece import Pieces
 
 transformers = pytest.importorskip("transformers")

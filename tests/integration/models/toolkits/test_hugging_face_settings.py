@@ -10,11 +10,11 @@ import pytest
 
 from tests.support.hugging_face_models import EOS, FORCED, MAX_NEW, VOCAB, Case, changed, made, sources_of
 from tfexport.bundle.reader import open_bundle
-from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import TfexportError
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.runtimes import load_runtime
+from tfexport.search.search import SearchOptions, search
 
 
 def case_of(name: str, folder: Path, **generation: Any) -> Case:

@@ -33,13 +33,13 @@ from tests.support.references.decode import greedy
 from tests.support.references.joeynmt import JoeyNMT
 from tests.support.text_models import as_in_a_bundle, read_ids, write_pieces
 from tfexport.bundle.reader import Bundle, open_bundle
-from tfexport.decoding.search import Hypothesis, SearchOptions, search
 from tfexport.decoding.translate import Writer
 from tfexport.errors import TfexportError
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import Checkpoint, inspect_checkpoint, load_checkpoint
 from tfexport.models.toolkits.toolkit import TextOptions
 from tfexport.runtimes import load_runtime
+from tfexport.search.search import Hypothesis, SearchOptions, search
 
 LIMIT = 12
 

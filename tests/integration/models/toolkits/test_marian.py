@@ -30,7 +30,6 @@ from tests.support.references.marian import Marian, sinusoids
 from tests.support.text_models import as_in_a_bundle, read_ids, write_pieces
 from tests.support.tiny import randomised
 from tfexport.bundle.reader import Bundle, open_bundle
-from tfexport.decoding.search import Hypothesis, SearchOptions, search
 from tfexport.decoding.translate import Writer
 from tfexport.errors import TfexportError, TokenizerError
 from tfexport.exporter.pipeline import export
@@ -38,6 +37,7 @@ from tfexport.models.checkpoints.load import Checkpoint, inspect_checkpoint, loa
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.toolkits.toolkit import TextOptions
 from tfexport.runtimes import load_runtime
+from tfexport.search.search import Hypothesis, SearchOptions, search
 from tfexport.text.tokenizers import word_tokenizer
 from tfexport.text.vocabularies import read_vocabulary, vocabulary_words
 

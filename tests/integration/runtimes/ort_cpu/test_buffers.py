@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.ort_bundles import CONFIG, random_model, random_sources, with_end, write_bundle
-from tfexport.decoding.search import SearchOptions, search
 from tfexport.runtimes.ort_cpu import buffers
 from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
+from tfexport.search.search import SearchOptions, search
 
 MODEL = CONFIG.replace(output_bias=True)
 

@@ -17,7 +17,6 @@ from tests.support.ort_bundles import CONFIG, random_model, random_sources, refe
 from tests.support.tiny import BOS, SRC_VOCAB, TGT_VOCAB
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.config import ModelConfig
-from tfexport.decoding.search import Hypothesis, SearchOptions, pad, search
 from tfexport.errors import TfexportError
 from tfexport.runtimes.ort import cpu_session, ort_cpu_portable
 from tfexport.runtimes.ort_cpu.beam_state import BeamState
@@ -27,6 +26,7 @@ from tfexport.runtimes.ort_cpu.greedy_state import GreedyState
 from tfexport.runtimes.ort_cpu.load import ort_cpu
 from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
 from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.search.search import Hypothesis, SearchOptions, pad, search
 
 Found = list[list[tuple[int, ...]]]
 

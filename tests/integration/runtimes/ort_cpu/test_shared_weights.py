@@ -20,10 +20,10 @@ import pytest
 from tests.support.ort_bundles import CONFIG, random_model, random_sources, write_bundle
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.contract import Precision
-from tfexport.decoding.search import Hypothesis, SearchOptions, search
 from tfexport.errors import ReplacedBundleError, RuntimeUnavailable
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.ort_cpu import shared_weights
+from tfexport.search.search import Hypothesis, SearchOptions, search
 from tfexport.system import disk_cache
 
 LARGER = CONFIG.replace(d_model=64, n_heads=4, d_ff=128, tgt_vocab_size=1100, output_bias=True)
@@ -114,7 +114,7 @@ from pathlib import Path
 import tfexport.runtimes.ort_cpu.runtime
 from tfexport.bundle.reader import open_bundle
 from tfexport.runtimes import load_runtime
-from tfexport.decoding.search import SearchOptions, search
+from tfexport.search.search import SearchOptions, search
 
 def copied():
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
