@@ -22,7 +22,7 @@ RUNTIME_DIALECTS: dict[str, tuple[Dialect, ...]] = {
     "tensorrt": ("onnx24",),
 }
 """The dialects that each runtime supports, fastest first. ONNX Runtime's CUDA provider prefers flash attention in half
-precision, which needs lengths and no mask. TensorRT silently ignores such lengths. Older bundles have no `ort-cuda`."""
+precision, which needs lengths and no mask. TensorRT silently ignores such lengths."""
 
 
 def runtime_dialects(graphs: Iterable[GraphSpec]) -> dict[str, dict[str, Dialect]]:

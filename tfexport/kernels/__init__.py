@@ -58,7 +58,7 @@ class Status:
     path: Path | None = None
     """Path of the library, if it exists."""
     build: Mapping[str, Any] = field(default_factory=dict)
-    """Build record of setup.py; empty for a library from an earlier version, or a source tree that was not built."""
+    """Build record of setup.py; empty for a source tree that was not built."""
 
 
 def library() -> Path | None:
@@ -93,10 +93,8 @@ def status_of(folder: Path) -> Status:
         return Status("no-onnxruntime", f"onnxruntime cannot be imported: {error}", INSTALL_ONNXRUNTIME, path, build)
     try:
         bundle_format = int(ctypes.CDLL(str(path)).tfexport_bundle_format())
-    except AttributeError:  # from a version that did not number formats
-        bundle_format = 0
-    except OSError:
-        bundle_format = FORMAT  # this is not a library; ONNX Runtime reports the reason below
+    except (OSError, AttributeError):
+        bundle_format = FORMAT  # this is not our library; ONNX Runtime reports the reason below
     if bundle_format != FORMAT:
         reason = f"{path} is of another version: it was built for bundle format {bundle_format}, not {FORMAT}"
         if "message" in build:  # the build failed, and an older library remained

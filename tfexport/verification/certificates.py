@@ -42,8 +42,8 @@ class Certificate:
     """The sha256 of each file that the runtime reads, by name. All of them were compared."""
     settings: str = ""
     """The sha256 of settings in the manifest: the model's config, its graphs, and the dialects of the runtimes."""
-    rule: int = 1
-    """The rule of the comparison (`rounding.RULE`); missing in certificates of earlier versions."""
+    rule: int
+    """The rule of the comparison (`rounding.RULE`)."""
     library: str
     """The library and its version, such as `onnxruntime 1.31.1`."""
     device: str

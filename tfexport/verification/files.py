@@ -32,7 +32,6 @@ from tfexport.graphs.screening import screening_tensors
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.model import EncoderClassifier, Model
 from tfexport.models.precision import in_precision
-from tfexport.models.transformer import Transformer
 from tfexport.shortlist_contract import shortlist_graphs_of
 
 
@@ -84,14 +83,10 @@ def _half_mismatches(bundle: Bundle, model: Model, precision: Precision) -> Iter
     tables = {name for name in wanted if name.endswith("positions.table") and model.config.positions in _COMPUTED}
     with safe_open(bundle.directory / file, "pt") as stored:
         names = set(stored.keys())
-        together = with_stacked(wanted, model.config, precision)
-        if names & (together.keys() - wanted.keys()):  # older bundles store these weights separately
-            wanted = together
+        wanted = with_stacked(wanted, model.config, precision)
         yield from _names(file, names, wanted)
         for name in sorted(names & wanted.keys()):
             tensor = stored.get_tensor(name)
-            if name == OUTPUT and _is_unrounded(tensor, model):
-                continue
             if name not in tables:
                 yield from _difference(file, name, tensor, wanted[name])
             elif precision == "float32":
@@ -101,15 +96,6 @@ def _half_mismatches(bundle: Bundle, model: Model, precision: Precision) -> Iter
                 yield from _difference(file, name, tensor, wanted[name])
 
 
-def _is_unrounded(tensor: Tensor, model: Model) -> bool:
-    """Whether this is the output projection in float32, as in half precision in older bundles."""
-    if not isinstance(model, Transformer) or tensor.dtype != torch.float32:
-        return False
-    return torch.equal(tensor, model.output_matrix())
-
-
-OUTPUT = "output_weight"
-"""The weights of the output projection, which are float32 in half precision."""
 _COMPUTED = ("sinusoidal", "stored")
 """Kinds of positions whose table is computed when a checkpoint is read."""
 
