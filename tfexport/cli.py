@@ -27,6 +27,7 @@ from tfexport.commands.version import version
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
+    context_settings={"help_option_names": ["--help", "-h"]},
     pretty_exceptions_enable=False,
     help="Export trained PyTorch Transformers to ONNX and decode them, token for token as PyTorch would.",
     epilog="Exit codes: 0 done, 1 parity failed, 2 wrong use or input, 3 a fault of tfexport itself, 130 interrupted, "
@@ -34,8 +35,21 @@ app = typer.Typer(
 )
 
 
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        from tfexport.system.version import version as number
+
+        typer.echo(f"tfexport {number()}")
+        raise typer.Exit
+
+
 @app.callback()
-def options(debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False) -> None:
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """Declares the global options for the help. `main` reads --debug at any place of the command line."""
 
 

@@ -54,6 +54,16 @@ def test_help_works(command: str | None) -> None:
         assert name in result.output
 
 
+@pytest.mark.parametrize("arguments", [["-h"], ["decode", "-h"]])
+def test_short_help_is_the_help(arguments: list[str]) -> None:
+    long = [*arguments[:-1], "--help"]
+    assert CliRunner().invoke(app, arguments).output == CliRunner().invoke(app, long).output
+
+
+def test_the_version_is_an_option_too() -> None:
+    assert CliRunner().invoke(app, ["--version"]).output == f"tfexport {__version__}\n"
+
+
 def test_help_says_the_exit_codes() -> None:
     output = " ".join(CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output.split())
     assert "0 done, 1 parity failed, 2 wrong use or input, 3 a fault of tfexport itself, 130 interrupted" in output
