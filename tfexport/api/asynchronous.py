@@ -126,9 +126,11 @@ class AsyncTranslation(ScheduledModel):
         glossary: Glossary | Mapping[str, str] | None = None,
         bulk: bool = False,
         timeout: float | None = None,
+        most_sentences: int | None = None,
         **options: Any,
     ) -> list[DocumentTranslation]:
-        """`translate_document` of several texts for an event loop; see `translate_async`.
+        """`translate_document` of several texts for an event loop; see `translate_async`. More than `most_sentences` are an
+        error.
 
         Without graphs that return attention, each part of a text between two tags is translated separately.
         """
@@ -145,6 +147,10 @@ class AsyncTranslation(ScheduledModel):
 
         units = await (asyncio.to_thread(taken_apart) if is_long else _at_once(taken_apart))
         lines = [line for unit in units for line in unit.lines]
+        if most_sentences is not None and len(lines) > most_sentences:
+            raise TfexportError(
+                f"the text has {len(lines):,} sentences, above {most_sentences:,}. Send it in several requests."
+            )
         results = iter(await self._results(lines, reader, None, shortlist, search, bulk=bulk, timeout=timeout))
 
         def put_together() -> list[DocumentTranslation]:

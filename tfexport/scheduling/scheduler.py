@@ -157,7 +157,9 @@ class Scheduler:
             self.counters.rejected += 1
             seconds = self.retry_after()
             raise QueueFullError(
-                f"{self._queue.requests} requests wait already. Send this one again in {seconds:.1f} seconds.", seconds
+                f"{self._queue.requests} requests wait already. Send this one again in {seconds:.1f} seconds.",
+                seconds,
+                bulk=bulk,
             )
         wait, most = self.expected_wait(client, bulk=bulk), self._options.max_wait
         if most is not None and wait > most:
@@ -386,6 +388,6 @@ class Scheduler:
 
 def _worker_ended() -> UnavailableError:
     return UnavailableError(
-        "the workers that decoded this request ended. The system ends workers when memory runs out. Use fewer workers, or "
-        "fewer slots."
+        "the workers that decoded this request ended or hung. The system ends workers when memory runs out. Use fewer "
+        "workers, or fewer slots."
     )

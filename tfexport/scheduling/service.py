@@ -128,8 +128,7 @@ class Service:
     @property
     def is_stalled(self) -> bool:
         """Whether requests wait, and no worker has reported for `worker_timeout` seconds."""
-        with self._lock:
-            return self._scheduler.is_stalled
+        return self._scheduler.is_stalled  # without the lock, which a large request holds for long
 
     def close(self) -> None:
         """End the workers. Unanswered requests fail."""

@@ -52,6 +52,9 @@ NICENESS = 5
 """The niceness of worker processes relative to the process that takes requests. Under overload that process must reject
 requests at once. If workers with the same priority use all CPUs, rejections take seconds instead of a tenth of a second."""
 
+ENDS_WITHIN = 5.0
+"""Seconds after which a fork server that does not end is killed."""
+
 FORK, END = b"f", b"e"
 """Commands to a fork server."""
 
@@ -205,8 +208,14 @@ class ForkServer:
         with suppress(OSError):
             self._control.send(END)
         self._control.close()
+        ends = time.monotonic() + ENDS_WITHIN
         with suppress(ChildProcessError):
-            os.waitpid(self._pid, 0)
+            while os.waitpid(self._pid, os.WNOHANG) == (0, 0):
+                if time.monotonic() > ends:  # it was stopped
+                    os.kill(self._pid, signal.SIGKILL)
+                    os.waitpid(self._pid, 0)
+                    break
+                time.sleep(0.002)
         gc.unfreeze()
 
 

@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute
 
 from tfexport.serving.access.keys import Keys
 from tfexport.serving.access.limits import Limits, Refusals
+from tfexport.serving.access.origins import origins_of
 from tfexport.serving.catalog import Catalog
 from tfexport.serving.options import ServerOptions
 from tfexport.serving.state import State
@@ -44,7 +45,7 @@ def operate(app: FastAPI, catalog: Catalog, options: ServerOptions, state: State
     if options.cors:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=options.cors,
+            allow_origins=origins_of(options),
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type", "X-API-Key", "X-Request-ID"],
             expose_headers=["Retry-After", "X-Request-ID"],

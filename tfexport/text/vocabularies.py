@@ -87,6 +87,10 @@ def _content(path: Path) -> Any:
         if path.suffix == ".json":
             raise TokenizerError(f"{path} is not valid JSON. Give a JSON list or dict, or one token a line.") from None
         lines = text.removesuffix("\n").split("\n") if text else []
+        if lines and all(map(_ENTRY.fullmatch, lines)):
+            raise TokenizerError(
+                f"{path} has a part of JSON in each line ({lines[0]!r}). Give one JSON list or dict, or one word a line."
+            ) from None
         return _with_ids(lines, path) or _counted(lines, path) or lines
 
 
@@ -101,6 +105,8 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
+_ENTRY = re.compile(r'\s*(?:"(?:[^"\\]|\\.)*"\s*:\s*\d+,?|\{".*\}|\[".*\])\s*')
+"""A line of a JSON dict without its braces, or a line of JSON Lines."""
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
@@ -110,7 +116,7 @@ def _with_ids(lines: list[str], path: Path) -> dict[str, int]:
     Raises:
         TokenizerError: the second column is a count or a score, from which no id follows.
     """
-    separator = "\t" if lines and "\t" in lines[0] else " "
+    separator = next((mark for mark in ("\t", " ", ",") if lines and mark in lines[0]), " ")
     columns = [line.rstrip("\r").rsplit(separator, 1) for line in lines]
     if not lines or any(len(column) != 2 for column in columns):
         return {}
@@ -121,7 +127,8 @@ def _with_ids(lines: list[str], path: Path) -> dict[str, int]:
         ids = list(map(int, numbers))
         if sorted(ids) == list(range(len(ids))) and len(set(words)) == len(words):
             return dict(zip(words, ids, strict=True))
-    if separator == "\t":
+    # Words may contain spaces and commas. Every line of a file does not end in one and a number by chance.
+    if separator == "\t" or (separator == "," and all(map(_NUMBER.fullmatch, last))):
         raise TokenizerError(_no_ids(lines, last, path))
     return {}
 
@@ -157,6 +164,8 @@ def _counted(lines: list[str], path: Path) -> _Dictionary:
     for index, match in enumerate(found, len(words)):
         if match is None:
             return _Dictionary()
+        if match[1] in FAIRSEQ_SPECIALS and not match[2]:  # fairseq's dictionaries leave these out
+            raise TokenizerError(_no_ids(lines, [line.rsplit(" ", 1)[-1] for line in lines], path))
         if match[1] in words and not match[2]:
             raise TokenizerError(f"{path} has the word {match[1]!r} twice. Make its words unique.")
         words[match[1]] = index
@@ -164,6 +173,12 @@ def _counted(lines: list[str], path: Path) -> _Dictionary:
 
 
 def _word_ids(content: Any, path: Path) -> dict[str, int]:
+    if isinstance(content, dict) and isinstance(content.get("itos"), list):  # torchtext's name of a list of words
+        content = content["itos"]
+    if isinstance(content, dict) and content and all(isinstance(word, str) for word in content.values()):
+        numbers = sorted(int(number) for number in content if _NUMBER.fullmatch(number))
+        if numbers == list(range(len(content))):
+            content = [content[str(number)] for number in numbers]
     if isinstance(content, list) and content and all(isinstance(word, str) for word in content):
         words = {word: index for index, word in enumerate(content)}
         if len(words) < len(content):

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -56,8 +57,14 @@ class Echo:
                 except asyncio.CancelledError:
                     self.cancelled += 1
                     raise
+            if scope["path"] == "/stream":
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                for more in (True, True, True, False):
+                    await send({"type": "http.response.body", "body": b"parts" * more, "more_body": more})
+                    await asyncio.sleep(0.4)
+                return
             answer = json.dumps([scope["method"], scope["path"], body.decode()]).encode()
-            headers = [(b"content-length", str(len(answer)).encode())]
+            headers = [(b"content-length", b"%d" % len(answer)), (b"x-headers", b"%d" % len(scope["headers"]))]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": answer})
 
@@ -93,6 +100,15 @@ class Echo:
                 bodies = re.findall(rb"HTTP/1.1 200 OK\r\n.*?\r\n\r\n(\[.*?\])(?=HTTP/1.1 |$)", answer, re.DOTALL)
                 echoes = [json.loads(body) for body in bodies]
         return echoes, answer
+
+    def wait_for_cancelled(self, count: int) -> None:
+        """Check all connections as `check_always` does, until so many requests were cancelled."""
+        loop, ends = self.server.servers[0].get_loop(), time.monotonic() + 20
+        while self.cancelled < count and time.monotonic() < ends:
+            time.sleep(0.1)
+            for connection in list(self.server.server_state.connections):
+                loop.call_soon_threadsafe(connection.check, time.monotonic())  # type: ignore[union-attr]
+        assert self.cancelled == count
 
     def close(self) -> None:
         self.server.should_exit = True
@@ -167,12 +183,7 @@ def test_a_client_that_left_is_noticed(echo: Echo) -> None:
     with socket.create_connection(("127.0.0.1", echo.port)) as client:
         client.sendall(head + body)
         time.sleep(0.3)
-    loop, ends = echo.server.servers[0].get_loop(), time.monotonic() + 20
-    while echo.cancelled == before and time.monotonic() < ends:
-        time.sleep(0.1)
-        for connection in list(echo.server.server_state.connections):  # as `check_always` does
-            loop.call_soon_threadsafe(connection.check, time.monotonic())  # type: ignore[union-attr]
-    assert echo.cancelled == before + 1
+    echo.wait_for_cancelled(before + 1)
 
 
 def test_half_of_a_request_gets_no_answer(echo: Echo) -> None:
@@ -231,3 +242,49 @@ def test_java_asks_for_http2(echo: Echo, tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{echo.port}/a"
     done = subprocess.run([java, "Ask.java", url], capture_output=True, timeout=60, check=True, cwd=tmp_path)
     assert json.loads(done.stdout) == ECHOED
+
+
+def test_trailers_are_no_headers(echo: Echo) -> None:
+    head, _ = chunked()
+    trailers = b"3\r\nEin\r\n0\r\nHost: evil.example\r\nX-Forwarded-For: 10.1.1.1\r\nX-Echo: b\r\n\r\n"
+    echoes, answer = echo.talk(head + trailers)
+    assert echoes == [["POST", "/a", "Ein"]]
+    assert b"x-headers: 2\r\n" in answer
+
+
+@pytest.mark.parametrize("damage", [b"GARBAGE\r\n\r\n", b"POST /b HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n"])
+def test_damage_behind_requests_does_not_spoil_their_responses(echo: Echo, damage: bytes) -> None:
+    head, body = post()
+    slow, slow_body = post(path="/slow")
+    for requests, wanted in (((head + body) * 3, [ECHOED] * 3), (slow + slow_body, [["POST", "/slow", "Ein Hund"]])):
+        echoes, answer = echo.talk(requests + damage, count=len(wanted))
+        assert echoes == wanted
+        assert b"400" not in answer
+    assert echo.talk(damage, count=0)[1].startswith(b"HTTP/1.1 400 ")
+
+
+def test_half_of_a_request_behind_others_costs_them_nothing(echo: Echo) -> None:
+    head, body = post(path="/slow")
+    echoes, _ = echo.talk(head + body + head + body[:3], half_close=True)
+    assert echoes == [["POST", "/slow", "Ein Hund"]]
+
+
+@pytest.mark.parametrize("resets", [False, True])
+def test_a_client_that_left_is_noticed_whatever_it_has_pipelined(echo: Echo, resets: bool) -> None:
+    head, body = post(path="/slow")
+    before = echo.cancelled
+    with socket.create_connection(("127.0.0.1", echo.port)) as client:
+        client.sendall(head + body + b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n")
+        time.sleep(0.3)
+        if resets:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    echo.wait_for_cancelled(before + 1)
+
+
+def test_interim_responses_stand_before_responses_only(echo: Echo) -> None:
+    stream, _ = post(path="/stream", body="")
+    get = b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n"
+    _, answer = echo.talk(get + stream + get, half_close=True, count=3)
+    first, _, rest = answer.partition(b"HTTP/1.1 200 OK")
+    assert set(first.split(b"\r\n\r\n")) <= {b"HTTP/1.1 100 Continue", b""}
+    assert b"5\r\nparts\r\n" * 3 in rest

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
@@ -15,31 +15,54 @@ from tfexport.serving.open_inference.schemas import InferRequest
 from tfexport.serving.v1.schemas import TranslateRequest
 
 
-def scope(**headers: str) -> dict[str, Any]:
+def check(body: bytes, path: str = "/v1/translate", **headers: str) -> None:
     given = {"content-type": "application/json"} | {name.replace("_", "-"): value for name, value in headers.items()}
-    return {"type": "http", "headers": [(name.encode(), value.encode()) for name, value in given.items()]}
+    raw = [(name.encode(), value.encode()) for name, value in given.items()]
+    asyncio.run(check_values({"type": "http", "path": path, "headers": raw}, body))
 
 
 @pytest.mark.parametrize("value", ['""', "1", "{}", "[]", '{"a":1}', '"\\""', "[[[]]]"])
 def test_more_values_are_refused(value: str) -> None:
     few = f"[{','.join([value] * (MOST_VALUES // 8))}]".encode()
-    check_values(scope(), few)
+    check(few)
     many = f"[{','.join([value] * (2 * MOST_VALUES + 1))}]".encode()
     with pytest.raises(HTTPException, match="more than 262,144 values"):
-        check_values(scope(), many)
+        check(many)
 
 
 @pytest.mark.parametrize("text", [",", '"', "\\", '\\",', "[{", "a,"])
 def test_text_is_no_value(text: str) -> None:
-    check_values(scope(), json.dumps({"text": text * (3 * MOST_VALUES)}).encode())
+    check(json.dumps({"text": text * (3 * MOST_VALUES)}).encode())
 
 
 def test_strings_without_an_end_and_bodies_that_are_no_json_are_left_to_the_parser() -> None:
-    check_values(scope(), b'"' + b'\\"' * 10**6)
-    check_values(scope(), b'"' + b"," * 10**6)
-    check_values(scope(content_type="application/x-www-form-urlencoded"), b"q=" + b"," * 10**6)
-    check_values(scope(inference_header_content_length="2"), b"{}" + b"," * 10**6)
-    check_values(scope(inference_header_content_length="9" * 5000), b"{}")
+    check(b'"' + b'\\"' * 10**6)
+    check(b'"' + b"," * 10**6)
+    check(b"{}" + b"," * 10**6, "/v2/models/a/infer", inference_header_content_length="2")
+    check(b"{}", "/v2/models/a/infer", inference_header_content_length="9" * 5000)
+    check(b"")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"inference_header_content_length": "0"},
+        {"content_type": "application/x-www-form-urlencoded"},
+        {"content_type": "multipart/form-data; boundary=x"},
+        {"content_type": "text/plain"},
+    ],
+)
+def test_no_header_turns_the_count_off(headers: dict[str, str]) -> None:
+    many = f"[{','.join(['[]'] * (2 * MOST_VALUES + 1))}]".encode()
+    with pytest.raises(HTTPException, match="more than 262,144 values"):
+        check(many, **headers)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le"])
+def test_json_is_utf_8(encoding: str) -> None:
+    with pytest.raises(HTTPException, match="not UTF-8"):
+        check('{"x":"∀","text":[[],[]]}'.encode(encoding))
+    check("\ufeff{}".encode())
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,9 @@ FORMS: dict[str, tuple[str, Callable[[list[str]], str]]] = {
     "id, tab, word": (".txt", lines(lambda index, word: f"{index}\t{word}")),
     "word, space, id": (".txt", lines(lambda index, word: f"{word} {index}")),
     "id, space, word": (".txt", lines(lambda index, word: f"{index} {word}")),
+    "word, comma, id": (".csv", lines(lambda index, word: f"{word},{index}")),
+    "dict of ids": (".json", lambda words: json.dumps(dict(enumerate(words)))),
+    "itos": (".json", lambda words: json.dumps({"itos": words})),
     "word, tab, id of Windows": (".txt", lines(lambda index, word: f"{word}\t{index}", "\r\n")),
 }
 """Forms that say the ids."""
@@ -40,6 +43,11 @@ OTHERS: dict[str, tuple[str, Callable[[list[str]], str]]] = {
     "count, tab, word": (".txt", lines(lambda index, word: f"{COUNTS[index % 5]}\t{word}")),
     "piece, tab, score": (".vocab", lines(lambda index, word: f"{word}\t{-index}")),
     "word, tab, long number": (".txt", lines(lambda index, word: f"{word}\t{'9' * 5000}")),
+    "word, comma, count": (".csv", lines(lambda index, word: f"{word},{COUNTS[index % 5]}")),
+    "word, space, count": (".txt", lines(lambda index, word: f"{word} {COUNTS[index % 5]}")),
+    "word, space, ids from 1": (".txt", lines(lambda index, word: f"{word} {index + 1}")),
+    "entries of a dict": (".txt", lines(lambda index, word: f"  {json.dumps(word)}: {index},")),
+    "JSON Lines": (".jsonl", lines(lambda index, word: json.dumps({"word": word, "id": index}))),
     "one id is missing": (".txt", lines(lambda index, word: f"{word}\t{index + (index > 2)}")),
     "one id is twice": (".txt", lines(lambda index, word: f"{word}\t{max(0, index - 1)}")),
     "ids from 1": (".txt", lines(lambda index, word: f"{word}\t{index + 1}")),
@@ -72,7 +80,7 @@ def test_forms_with_ids_are_read(name: str, more: list[str]) -> None:
 @settings(max_examples=40, deadline=None)
 def test_forms_without_ids_are_refused(name: str, more: list[str]) -> None:
     words = [*SPECIALS, *(word for word in more if word not in SPECIALS)]
-    with pytest.raises(TokenizerError, match="Give the"):
+    with pytest.raises(TokenizerError, match="Give "):
         read(OTHERS[name], words)
 
 

@@ -44,7 +44,7 @@ def weight_files(path: Path) -> list[Path]:
         _refuse_shard(path)
         return [path]
     shards = json_object(path).get("weight_map")
-    if not isinstance(shards, dict) or not all(map(_is_name, shards.values())):
+    if not isinstance(shards, dict) or not shards or not all(_is_name(shard, path) for shard in shards.values()):
         raise CheckpointError(f"{path} has no weight_map of file names. Check that it was copied completely.")
     files = [path.with_name(name) for name in sorted(set(shards.values()))]
     if absent := [file.name for file in files if not os.path.isfile(file)]:
@@ -52,8 +52,9 @@ def weight_files(path: Path) -> list[Path]:
     return files
 
 
-def _is_name(shard: Any) -> bool:
-    return isinstance(shard, str) and shard == Path(shard).name
+def _is_name(shard: Any, index: Path) -> bool:
+    """Whether this is the name of another file beside the index."""
+    return isinstance(shard, str) and shard not in ("", index.name) and shard == Path(shard).name
 
 
 def _refuse_shard(path: Path) -> None:

@@ -70,7 +70,7 @@ class Keys:
 
 
 def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
 def key_in_headers(headers: Mapping[str, str]) -> str | None:

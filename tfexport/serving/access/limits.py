@@ -5,11 +5,10 @@ GET requests are not counted, and need no key except for `/metrics`. All other r
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from functools import lru_cache
+from contextlib import AsyncExitStack
 
 from limits import parse
 from limits.aio.storage import MemoryStorage
@@ -19,8 +18,9 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tfexport.errors import QueueFullError
+from tfexport.serving.access.clients import network_of
 from tfexport.serving.access.keys import Keys, key_in_body, key_in_headers
-from tfexport.serving.access.origins import ANY, check_host, check_origin
+from tfexport.serving.access.origins import ANY, check_host, check_origin, origins_of
 from tfexport.serving.catalog import Catalog
 from tfexport.serving.http.bodies import ClientGoneError, check_values, read_body, run_while_there
 from tfexport.serving.http.large_requests import LARGE, LargeRequests
@@ -131,20 +131,26 @@ class Limits:
             self._state.end(client)
 
     async def _taken(self, scope: Scope, receive: Receive, send: Send, client: str) -> None:
-        try:
-            body = await self._allowed(scope, receive, client)
-        except HTTPException as error:
-            reason = REASONS[error.status_code]
-            await self._refuse(error, reason, scope, receive, send)
-        except ClientGoneError:
-            if (record := current_record.get()) is not None:
-                record.is_gone = True
-        else:
+        most, seconds = self._options.max_body, self._options.receive_timeout
+        async with AsyncExitStack() as turns:
+            try:
+                name = await self._admitted(scope, client)
+                body = await read_body(scope, receive, most=most, seconds=seconds)
+                if len(body) >= LARGE:
+                    await turns.enter_async_context(self._large.turn(client))
+                await self._check_body(scope, body, client, name)
+            except HTTPException as error:
+                await self._refuse(error, REASONS[error.status_code], scope, receive, send)
+                return
+            except ClientGoneError:
+                if (record := current_record.get()) is not None:
+                    record.is_gone = True
+                return
             app = self._large.over(self._app) if len(body) >= LARGE else self._app
             await run_while_there(app, scope, body, receive, send)
 
-    async def _allowed(self, scope: Scope, receive: Receive, client: str) -> bytes:
-        """The body of an allowed request.
+    async def _admitted(self, scope: Scope, client: str) -> str | None:
+        """The name of the key in the headers of a request that is allowed to send its body; None if no header has one.
 
         Args:
             client: the name of its key, if a header has one, otherwise its address.
@@ -155,34 +161,38 @@ class Limits:
         looks, headers = scope["method"] in LOOKS, Headers(scope=scope)
         check_host(headers, self._options.allowed_hosts or (ANY,), scope["http_version"])
         if not looks:
-            check_origin(headers, self._options.cors)
+            check_origin(headers, origins_of(self._options))
         given = key_in_headers(headers)
         name = self._keys.name_of(given) if self._keys is not None else None
-        if not looks and name is not None:
-            await self._count(name)  # first, so that a client over its rate need not send its body
+        if not looks and (name is not None or self._keys is None):
+            await self._count(client)  # first, so that a client over its rate need not send its body
         needs_key = self._keys is not None and (not looks or scope["path"] in WITH_KEY)
         if needs_key and name is None and (given is not None or looks):
             await self._count(client)
             raise unknown_key()
-        if not looks and self._keys is None:
-            await self._count(client)
-        most, seconds = self._options.max_body, self._options.receive_timeout
-        body = await read_body(scope, receive, most=most, seconds=seconds)
-        checking = self._checked(scope, body, has_key=not needs_key or name is not None)
+        return name
+
+    async def _check_body(self, scope: Scope, body: bytes, client: str, name: str | None) -> None:
+        """Check the values of a body, and the key in it if no header has one.
+
+        Raises:
+            HTTPException: the body is not allowed.
+        """
+        needs_key = self._keys is not None and name is None and scope["method"] not in LOOKS
+        checking = self._key_of_body(scope, body, needs_key=needs_key)
         in_body = await (self._large.run(checking) if len(body) >= LARGE else checking)
-        if needs_key and name is None:
+        if needs_key:
             name = in_body
             await self._count(name or client)
             if name is None:
                 raise unknown_key()
         if (record := current_record.get()) is not None:
             record.key, record.usage.client = name, name or client
-        return body
 
-    async def _checked(self, scope: Scope, body: bytes, *, has_key: bool) -> str | None:
-        """Check the values of a body; returns the name of the key in it, unless the request has one already."""
-        check_values(scope, body)
-        if has_key or self._keys is None:
+    async def _key_of_body(self, scope: Scope, body: bytes, *, needs_key: bool) -> str | None:
+        """Check the values of a body. The name of the key in it, if it needs one."""
+        await check_values(scope, body)
+        if not needs_key or self._keys is None:
             return None
         return self._keys.name_of(await key_in_body(scope, body))
 
@@ -202,17 +212,3 @@ class Limits:
         answer: Callable[[Scope, Receive, Send], Awaitable[None]]
         answer = Problem(error.status_code, str(error.detail), dict(error.headers or {})).response()
         await answer(scope, receive, send)
-
-
-@lru_cache(4096)
-def network_of(host: str) -> str:
-    """The address of a client; for IPv6 the network, because a client has very many addresses."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host
-    if address.version == 4:
-        return host
-    if address.ipv4_mapped is not None:  # a server on both kinds of sockets calls every IPv4 client ::ffff:A.B.C.D
-        return str(address.ipv4_mapped)
-    return str(ipaddress.ip_network((address, 64), strict=False))

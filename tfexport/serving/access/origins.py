@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
+from tfexport.errors import TfexportError
 from tfexport.serving.options import ServerOptions
 
 ANY = "*"
@@ -26,9 +27,22 @@ def hosts_of(options: ServerOptions) -> tuple[str, ...]:
 
     By default all, because nobody but the operator knows the names of a machine. A server that listens on this machine alone
     accepts this machine's own names.
+
+    Raises:
+        TfexportError: a name is not a host name.
     """
-    own = (options.host, "localhost") if is_loopback(options.host) else (ANY,)
-    return tuple(name.lower() for name in options.allowed_hosts or own)
+    if not options.allowed_hosts:
+        return (options.host.lower(), "localhost") if is_loopback(options.host) else (ANY,)
+    names = tuple(name if name == ANY else _host_of(f"//{name}")[0] for name in options.allowed_hosts)
+    if "" in names:
+        wrong = options.allowed_hosts[names.index("")]
+        raise TfexportError(f"--allowed-host {wrong!r} is not a host name. Give it as in example.org, or * for all.")
+    return names
+
+
+def origins_of(options: ServerOptions) -> tuple[str, ...]:
+    """The origins whose pages may call a server with these options, as browsers write them."""
+    return tuple(origin.lower().rstrip("/") for origin in options.cors)
 
 
 def check_host(headers: Headers, allowed: Collection[str], http_version: str) -> None:
@@ -57,11 +71,11 @@ def check_origin(headers: Headers, allowed: Collection[str]) -> None:
         return
     scheme = origin.partition("://")[0]
     if _host_of(origin) != _host_of(f"{scheme}://{headers.get('host', '')}"):
-        raise HTTPException(
-            403,
-            f"pages of {origin!r} may not call this server. Start it with --cors {origin}; behind a proxy, let the proxy "
-            "pass the Host header on.",
+        # `null` is the origin of all pages without one, so nobody should allow it.
+        remedy = (
+            "" if origin == "null" else f" Start it with --cors {origin}, or let the proxy pass the Host header on."
         )
+        raise HTTPException(403, f"pages of {origin!r} may not call this server.{remedy}")
 
 
 def is_loopback(host: str) -> bool:

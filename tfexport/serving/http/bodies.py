@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from contextlib import suppress
 
@@ -16,11 +17,12 @@ DISCARDED = 4
 """A body that is too large is read up to this multiple of the limit, because many clients do not read while they send."""
 
 CLOSE = {"Connection": "close"}
-_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
-
-
+TENSORS = "/v2/"
+"""The addresses where binary tensors may follow the JSON."""
 MOST_VALUES = 2**18
 """The largest number of values in a JSON body. A small value takes many times its size in memory."""
+COUNTED = 2**14
+"""Marks that are counted at once."""
 _MARK = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[,:\[{]', re.DOTALL)
 """A string, or a character that begins or divides values. A value has one or two of them."""
 
@@ -62,21 +64,26 @@ async def read_body(scope: Scope, receive: Receive, *, most: int, seconds: float
     return b"".join(parts)
 
 
-def check_values(scope: Scope, body: bytes) -> None:
-    """Raise HTTPException (413) if JSON has so many values that it takes far more memory and time than its size.
+async def check_values(scope: Scope, body: bytes) -> None:
+    """Raise HTTPException if a body may be JSON that takes far more memory and time than its size.
 
-    The values are counted before anything is parsed.
+    The values are counted before anything is parsed, whatever the content type says. So no header turns this off.
+
+    Raises:
+        HTTPException: too many values (413), or JSON in another encoding than UTF-8 (400), in which nothing can be counted.
     """
-    headers = Headers(scope=scope)
-    if headers.get("content-type", "").strip().lower().startswith(_FORMS):
-        return
-    length = headers.get("inference-header-content-length", "")  # binary tensors follow the JSON
-    text = body[: int(length)] if length.isdecimal() and len(length) < 20 else body
+    length = Headers(scope=scope).get("inference-header-content-length", "")
+    has_tensors = scope["path"].startswith(TENSORS) and length.isdecimal() and len(length) < 20
+    text = body[: int(length)] if has_tensors else body  # binary tensors follow the JSON
+    if json.detect_encoding(text) not in ("utf-8", "utf-8-sig"):
+        raise HTTPException(400, "the body is not UTF-8. Send UTF-8 (RFC 8259, 8.1).", CLOSE)
     at_most = sum(map(text.count, (b",", b"[", b"{", b":")))  # with those in strings
     if at_most <= MOST_VALUES:
         return
-    # A loop, because other threads run between its steps, and not within `itertools`.
+    # Other threads run between the steps of a loop, and not within `itertools`.
     for marks, _ in enumerate(_MARK.finditer(text)):
+        if marks % COUNTED == 0:
+            await asyncio.sleep(0)  # other requests of this loop
         if marks >= 2 * MOST_VALUES:
             raise HTTPException(413, f"this request has more than {MOST_VALUES:,} values. Send fewer at once.", CLOSE)
 

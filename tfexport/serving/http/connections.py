@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.utils import get_remote_addr
 
 from tfexport.errors import QueueFullError
+from tfexport.serving.access.clients import network_of
 from tfexport.serving.options import ServerOptions
 from tfexport.serving.problems import Problem
 from tfexport.serving.telemetry.metrics import Metrics
@@ -133,13 +134,19 @@ class Connection(HttpToolsProtocol):
         """A request ended in the data that is being parsed."""
         self._is_reframed = False
         """The parser reads the headers of a request again."""
+        self._has_headers = False
+        """The headers of the current request are complete: further ones are trailers."""
+        self._running: RequestResponseCycle | None = None
+        """The request that is being answered. `cycle` is the last one that was read; those between wait in `pipeline`."""
         self._address = ""
         self._has_ended = False
-        """The client will send no more, and waits for responses."""
+        """No more requests are read. The connection is closed after the responses to those that were."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        most, self._address = self._options.max_connections, (get_remote_addr(transport) or ("", 0))[0]
-        if len(self.connections) >= most or self._addresses[self._address] >= -(-most // 2):
+        most, self._address = self._options.max_connections, network_of((get_remote_addr(transport) or ("", 0))[0])
+        # The connections of all clients behind a proxy have its address.
+        share = most if self._options.trusted_proxies else -(-most // 2)
+        if len(self.connections) >= most or self._addresses[self._address] >= share:
             self._metrics.refused.labels("connections").inc()
             transport.write(REFUSAL)
             transport.close()
@@ -156,9 +163,12 @@ class Connection(HttpToolsProtocol):
         if not self._addresses[self._address]:
             del self._addresses[self._address]
         super().connection_lost(exc)
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
 
     def data_received(self, data: bytes) -> None:
-        if self._counted is None:
+        if self._counted is None or self._has_ended:
             return
         if self._headers_since is None and not self._is_answering:
             self._headers_since = time.monotonic()
@@ -170,9 +180,9 @@ class Connection(HttpToolsProtocol):
         self._frame_bytes += len(data) - (self._body_bytes - before)
         if self._frame_bytes > MOST_HEADERS + CHUNK * self._body_bytes and not self._counted.is_closing():
             self._metrics.refused.labels("large headers").inc()
-            if not self._is_answering:
+            if not self._end_reading():
                 self._counted.write(LARGE_HEADERS)
-            self._counted.close()
+                self._counted.close()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's closes the connection: it returns None
         """Whether the connection stays open for the response. A client may send no more and still wait (RFC 9112, 9.6).
@@ -180,8 +190,22 @@ class Connection(HttpToolsProtocol):
         TCP shows no difference to a client that left, but one that left answers the next bytes with a reset. An interim
         response is such bytes.
         """
+        if self._end_reading():
+            self._probe()
+        return self._has_ended
+
+    def send_400_response(self, msg: str) -> None:
+        if not self._end_reading():
+            super().send_400_response(msg)
+
+    def _end_reading(self) -> bool:
+        """Read no further request, and let the complete ones be answered. False if there is none."""
+        if self.pipeline and self.cycle.more_body:  # half of a request; the newest is the first
+            self.pipeline.popleft()
+            self.cycle = self.pipeline[0][0] if self.pipeline else self._running  # type: ignore[assignment]
         self._has_ended = self._is_answering and not self.cycle.more_body
-        self._probe()
+        if self._has_ended:
+            self.flow.pause_reading()
         return self._has_ended
 
     def on_response_complete(self) -> None:
@@ -189,14 +213,22 @@ class Connection(HttpToolsProtocol):
         if self._has_ended and not self._is_answering and self._counted is not None:
             self._counted.close()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
     @property
     def _is_answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+        return self._running is not None and not self._running.response_complete
 
     def _probe(self) -> None:
-        if self._counted is None or not self._has_ended or not self._is_answering or self.cycle.response_started:
+        running = self._running
+        # While requests wait, nothing is read, so the end of a client is not seen either.
+        if self._counted is None or running is None or not (self._has_ended or self.pipeline):
             return
-        if self.cycle.scope["http_version"] == "1.1":  # older clients know no interim responses
+        if running.response_started or running.response_complete:
+            return  # no interim response may stand within a response
+        if running.scope["http_version"] == "1.1":  # older clients know no interim responses
             self._counted.write(CONTINUE)
 
     def restart_parser(self) -> None:
@@ -214,6 +246,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         if not self._is_reframed:
+            self._has_headers = False
             super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -221,12 +254,14 @@ class Connection(HttpToolsProtocol):
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._is_reframed:
+        # Trailers are no headers (RFC 9110, 6.5.1): proxies let them pass, such as an `X-Forwarded-For` of the client.
+        if not self._has_headers:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self._is_reframed:
             return
+        self._has_headers = True
         full = self._refusal(self.headers, self._address) if self._refusal is not None else None
         if full is not None and self._is_short():
             # The time limit for headers covers the body too.

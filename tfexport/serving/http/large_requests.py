@@ -1,22 +1,29 @@
-"""Runs the work of large requests on an event loop of its own thread, so that they do not delay others.
+"""Runs the work of large requests on an event loop of its own thread.
 
 Parsing, validation and splitting take time in proportion to a body. On the server's event loop, each millisecond of it would
-delay all other requests and `/health`.
+delay all other requests and `/health`. Threads take turns every few milliseconds, except within a call of C code; the
+largest such call parses `--max-body` bytes with the largest number of values.
 
-    server's loop ──body──> loop of large requests ──> route ──response──> server's loop
+    server's loop ──turn of the client──body──> loop of large requests ──> route ──response──> server's loop
+
+Large requests delay each other. So a client has a few of them at once, and its others wait.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LARGE = 8 * 1024
 """Bytes of a body from which it is a large request. Smaller ones take less than some milliseconds."""
+AT_ONCE = 4
+"""Large requests of one client at once."""
 
 Result = TypeVar("Result")
 
@@ -26,6 +33,21 @@ class LargeRequests:
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._users: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def turn(self, client: str) -> AsyncIterator[None]:
+        """Wait on the server's loop until a client has fewer than `AT_ONCE` large requests, and hold one of them."""
+        turns = self._turns.setdefault(client, asyncio.Semaphore(AT_ONCE))
+        self._users[client] += 1
+        try:
+            async with turns:
+                yield
+        finally:
+            self._users[client] -= 1
+            if not self._users[client]:
+                del self._users[client], self._turns[client]
 
     async def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         """The result of a coroutine that runs on this loop. To cancel it, cancel the task that waits."""

@@ -36,6 +36,9 @@ MOST_INTERACTIVE = 4096
 MOST_TEXT = 262_144
 """The largest number of characters of text in a request. Each sentence of a text takes many times its size in memory."""
 
+MOST_SENTENCES = 8192
+"""The largest number of sentences of a request. The scheduler takes all of them at once."""
+
 MOST_HTML = 32_768
 """The largest number of characters of HTML in a request: Python's parser takes quadratic time if many tags stay open."""
 
@@ -127,6 +130,7 @@ async def _translated(served: Served, texts: Sequence[str], asked: LibreRequest,
         language=source,
         markup="html" if asked.format == "html" else None,
         bulk=size > MOST_INTERACTIVE,  # large requests must not delay short ones
+        most_sentences=MOST_SENTENCES,
         **_options(served, asked.alternatives),
     )
     for number, one in enumerate(found):
