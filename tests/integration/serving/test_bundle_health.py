@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -69,7 +68,7 @@ def test_a_worker_that_hangs_is_replaced_or_shows_in_health(quantized_bundle: Pa
             assert answer.result().status_code == (200 if is_replaced else 503)
         assert client.get("/health").status_code == 200  # nobody waits
     finally:
-        for process in stopped:
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGCONT)
-        catalog.close()
+        began = time.monotonic()
+        catalog.close()  # although they are still stopped
+        assert time.monotonic() - began < 20
+    assert not Path(f"/proc/{server}").exists()

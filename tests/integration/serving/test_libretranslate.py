@@ -107,6 +107,8 @@ def test_html_keeps_tags(client: TestClient, alone: Any) -> None:
     wanted = f'<p class="b a">{one} <b>{two}</b>&amp;<code>de4</code></p>'
     assert ask(client, q=html, format="html") == {"translatedText": wanted}
     assert "32,768" in refused(client, q="<p>" * 20000, format="html")
+    assert "262,144" in refused(client, q="a" * 262_145)
+    assert "9,000 sentences, above 8,192" in refused(client, q="Aa. " * 9000)
 
 
 def test_the_source_is_found_where_there_is_one(client: TestClient) -> None:

@@ -208,6 +208,7 @@ def test_a_key_may_be_in_the_body(catalog: Catalog, keys: Path) -> None:
     bad: list[dict[str, Any]] = [
         {"json": {"api_key": "wrong"}},
         {"json": {"api_key": [KEY]}},
+        {"content": b'{"api_key": "\\ud800"}'},
         {"json": [KEY]},
         {"content": b"\xff{"},
         {"content": b"[" * 100_000},

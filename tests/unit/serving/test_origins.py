@@ -6,7 +6,8 @@ import pytest
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
-from tfexport.serving.access.origins import check_host, check_origin, hosts_of
+from tfexport.errors import TfexportError
+from tfexport.serving.access.origins import check_host, check_origin, hosts_of, origins_of
 from tfexport.serving.options import ServerOptions
 
 
@@ -39,6 +40,23 @@ def test_operators_name_hosts() -> None:
     assert status(["Translate.example"], allowed_hosts=("translate.example",)) == 200
     assert status(["translate.example:80"], allowed_hosts=("translate.example",), host="0.0.0.0") == 200
     assert status(["evil.example"], allowed_hosts=("translate.example",), host="0.0.0.0") == 421
+
+
+@pytest.mark.parametrize("name", ["API.Example.org", "api.example.org.", "api.example.org:8302"])
+def test_names_of_operators_are_compared_as_browsers_write_them(name: str) -> None:
+    assert status(["api.example.org"], allowed_hosts=(name,)) == 200
+    assert status(["api.example.org:80"], allowed_hosts=(name,)) == 200
+    assert status(["[fd00::1]:80"], allowed_hosts=("[fd00::1]",)) == 200
+    with pytest.raises(TfexportError, match="is not a host name"):
+        hosts_of(ServerOptions(allowed_hosts=("http://",)))
+
+
+def test_origins_of_operators_are_compared_as_browsers_write_them() -> None:
+    allowed = origins_of(ServerOptions(cors=("https://Example.org/",)))
+    check_origin(Headers({"host": "localhost", "origin": "https://example.org"}), allowed)
+    with pytest.raises(HTTPException) as refused:
+        check_origin(Headers({"host": "localhost", "origin": "null"}), allowed)
+    assert "--cors" not in refused.value.detail
 
 
 def test_a_request_has_one_host() -> None:

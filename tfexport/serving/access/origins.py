@@ -33,7 +33,8 @@ def hosts_of(options: ServerOptions) -> tuple[str, ...]:
     """
     if not options.allowed_hosts:
         return (options.host.lower(), "localhost") if is_loopback(options.host) else (ANY,)
-    names = tuple(name if name == ANY else _host_of(f"//{name}")[0] for name in options.allowed_hosts)
+    given = ((name, "" if "/" in name else _host_of(f"//{name}")[0]) for name in options.allowed_hosts)
+    names = tuple(name if name == ANY else host for name, host in given)
     if "" in names:
         wrong = options.allowed_hosts[names.index("")]
         raise TfexportError(f"--allowed-host {wrong!r} is not a host name. Give it as in example.org, or * for all.")
