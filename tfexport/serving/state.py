@@ -30,6 +30,10 @@ class State:
     """The number of requests that are being answered."""
     active_of: Counter[str] = field(default_factory=Counter)
     """The same by client."""
+    held: int = 0
+    """The bytes that the bodies of these requests may have."""
+    held_of: Counter[str] = field(default_factory=Counter)
+    """The same by client."""
     unanswered: int = 0
     """The number of requests that were cancelled at the end of the server."""
 
@@ -37,17 +41,21 @@ class State:
     """By client, the message and the seconds of the last rejection by a scheduler, and the time until which further requests
     are rejected because of it. The error object itself would keep its stack frames and the request alive."""
 
-    def begin(self, client: str) -> None:
-        """Count a request that is being answered."""
-        self.active += 1
-        self.active_of[client] += 1
+    def begin(self, client: str, size: int = 0) -> None:
+        """Count a request that is being answered, whose body may have so many bytes."""
+        self._count(client, 1, size)
 
-    def end(self, client: str) -> None:
+    def end(self, client: str, size: int = 0) -> None:
         """The request is answered."""
-        self.active -= 1
-        self.active_of[client] -= 1
+        self._count(client, -1, -size)
+
+    def _count(self, client: str, requests: int, size: int) -> None:
+        self.active += requests
+        self.active_of[client] += requests
+        self.held += size
+        self.held_of[client] += size
         if not self.active_of[client]:
-            del self.active_of[client]
+            del self.active_of[client], self.held_of[client]
 
     def note_full(self, error: QueueFullError, client: str = "") -> None:
         """Record that a scheduler rejected a request of a client."""

@@ -159,6 +159,23 @@ def test_one_client_has_at_most_half_of_the_requests(catalog: Catalog) -> None:
     assert ask(TestClient(it.app, client=("10.0.0.2", 1))).status_code == 200
 
 
+def test_the_bytes_of_bodies_are_bounded(catalog: Catalog) -> None:
+    state = State()
+    it = client(catalog, state, max_body=1000)
+    for size, address in ((32_000 - 100, "10.0.0.1"), (32_000 - 100, "10.0.0.2")):
+        state.begin(address, size)
+    long = {"text": "de5 " * 30}
+    first, other = (TestClient(it.app, client=(address, 1)) for address in ("10.0.0.1", "10.0.0.3"))
+    assert first.post("/v1/translate", json=long).status_code == 429
+    assert first.post("/v1/translate", json={"text": "de5"}).status_code == 200
+    assert other.post("/v1/translate", json=long).status_code == 200
+    assert other.post("/v1/translate", content=iter([b"{}"])).status_code == 429  # it may have 1,000 bytes
+    state.end("10.0.0.1", 32_000 - 100)
+    assert first.post("/v1/translate", json=long).status_code == 200
+    assert it.request("GET", "/health", content=b"a" * 10_000).status_code == 413
+    assert state.held == 32_000 - 100
+
+
 def test_rates_are_checked() -> None:
     with pytest.raises(TfexportError, match="rate is 'often', not such as 10/second"):
         ServerOptions(rate="often")

@@ -31,6 +31,8 @@ from tfexport.serving.state import State
 from tfexport.serving.telemetry.metrics import Metrics
 
 LOOKS = ("GET", "HEAD", "OPTIONS")
+BODIES = 64
+"""The largest bodies that the server holds at once. Smaller bodies are as many as have the same size."""
 WITH_KEY = ("/metrics",)
 """GET routes that need a key."""
 
@@ -67,6 +69,14 @@ class Refusals:
         """The reason, if any. With several bundles there is none: another one may have room."""
         full = self._state.refusal(client)
         return full if full is not None and len(self._catalog.served) == 1 else None
+
+
+def _size_of(headers: Headers, most: int) -> int:
+    """The bytes that a body may have: its length, or the largest one if the request does not say it."""
+    length = headers.get("content-length", "")
+    if length.isdecimal() and len(length) < 20:
+        return min(int(length), most)
+    return most if "transfer-encoding" in headers else 0
 
 
 class Rate:
@@ -114,9 +124,9 @@ class Limits:
         if scope["method"] in LOOKS:
             await self._taken(scope, receive, send, client)
             return
-        active, most = self._state.active, self._options.max_requests
-        if active >= most or self._state.active_of[client] >= -(-most // 2):
-            busy = f"{active} requests are being answered already. Send this one again."
+        size = _size_of(headers, self._options.max_body)
+        if self._is_busy(client, size):
+            busy = f"{self._state.active} requests are being answered already. Send this one again."
             await self._refuse(HTTPException(429, busy, {"Retry-After": "1"}), "requests", scope, receive, send)
             return
         if (full := self._refusals.of(client)) is not None:
@@ -124,14 +134,23 @@ class Limits:
             error = HTTPException(problem.status, problem.message, problem.headers)
             await self._refuse(error, "queue", scope, receive, send)
             return
-        self._state.begin(client)
+        self._state.begin(client, size)
         try:
             await self._taken(scope, receive, send, client)
         finally:
-            self._state.end(client)
+            self._state.end(client, size)
+
+    def _is_busy(self, client: str, size: int) -> bool:
+        """Whether there are too many requests, or too many bytes of their bodies, of all clients or of this one."""
+        state, most = self._state, self._options.max_requests
+        held = BODIES * self._options.max_body
+        is_full = state.active >= most or state.active_of[client] >= -(-most // 2)
+        return is_full or state.held + size > held or state.held_of[client] + size > held // 2
 
     async def _taken(self, scope: Scope, receive: Receive, send: Send, client: str) -> None:
         most, seconds = self._options.max_body, self._options.receive_timeout
+        if scope["method"] in LOOKS:
+            most = min(most, LARGE)  # they are not counted, and need no body
         async with AsyncExitStack() as turns:
             try:
                 name = await self._admitted(scope, client)
