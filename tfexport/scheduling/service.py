@@ -127,8 +127,11 @@ class Service:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether requests wait, and no worker has reported for `worker_timeout` seconds."""
-        return self._scheduler.is_stalled  # without the lock, which a large request holds for long
+        """Whether requests wait and no worker has reported for `worker_timeout` seconds, or none has started for as long."""
+        late = time.monotonic() - self.options.worker_timeout
+        # Without the lock, which a large request holds for long.
+        starting = [worker.waits_since for worker in list(self._workers.values())]
+        return self._scheduler.is_stalled or all(since is not None and since < late for since in starting)
 
     def close(self) -> None:
         """End the workers. Unanswered requests fail."""

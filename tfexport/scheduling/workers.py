@@ -65,6 +65,11 @@ OnEnd = Callable[["Worker", BaseException | None], None]
 class Worker(Protocol):
     """Executes orders."""
 
+    @property
+    def waits_since(self) -> float | None:
+        """The time since which the worker should have started; None if it has."""
+        ...
+
     def send(self, orders: Orders) -> None:
         """Send orders for the time before the next step."""
         ...
@@ -80,6 +85,8 @@ class Worker(Protocol):
 
 class ThreadWorker:
     """A thread over the runtime of this process."""
+
+    waits_since = None
 
     def __init__(self, runtime: Runtime[Any], on_report: OnReport, on_end: OnEnd):
         self._decoder, self._on_report, self._on_end = Decoder(runtime), on_report, on_end
@@ -121,6 +128,7 @@ class ProcessWorker:
         self._outbox: SimpleQueue[Orders | None] = SimpleQueue()
         self._is_closed = False
         self._pid: int | None = None
+        self._made = time.monotonic()
         # Two threads, so that neither waits for the worker. (The reader may wait for the sender: both use the scheduler.)
         self._threads = [
             threading.Thread(target=run, name=f"tfexport {name}", daemon=True)
@@ -138,6 +146,10 @@ class ProcessWorker:
         if threading.current_thread() not in self._threads:
             for thread in self._threads:
                 thread.join()
+
+    @property
+    def waits_since(self) -> float | None:
+        return self._made if self._pid is None else None
 
     def kill(self) -> None:
         if self._pid is not None:
