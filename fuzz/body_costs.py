@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,7 @@ class Case:
     make: Callable[[], bytes]
     """Makes the body: all bodies together have 18 GB."""
     kind: str = "application/json"
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass
@@ -170,6 +171,17 @@ def _placed(small: Any, place: Sequence[str], make: Callable[[], str]) -> bytes:
     return placed(small, place, make()).encode()
 
 
+def disguised(case: Case, chooser: random.Random) -> Case:
+    """A case as it is, or so that checks may take it for something else."""
+    disguise = chooser.choice(("", "", "tensors", "form", "text", "utf-16"))
+    if disguise == "tensors":
+        return replace(case, headers=(("Inference-Header-Content-Length", "0"),))
+    if disguise == "utf-16":
+        return replace(case, make=lambda: case.make()[: SIZE // 2].decode("utf-8", "replace").encode("utf-16-le"))
+    kinds = {"form": "application/x-www-form-urlencoded+json", "text": "text/plain"}
+    return replace(case, kind=kinds.get(disguise, case.kind), about=f"{case.about} {disguise}".strip())
+
+
 def placed(small: Any, place: Sequence[str], value: str) -> str:
     """A request with a value, as JSON, at one place."""
     if not place:
@@ -221,7 +233,7 @@ def run_together(server: Running, monitor: Monitor, several: Sequence[Case]) -> 
     def send(case: Case, body: bytes) -> Costs:
         began = time.monotonic()
         try:
-            address, headers = server.url + case.path, {"Content-Type": case.kind}
+            address, headers = server.url + case.path, {"Content-Type": case.kind, **dict(case.headers)}
             status = httpx.post(address, content=body, headers=headers, timeout=120).status_code
         except httpx.HTTPError as error:
             return Costs(case, 0, time.monotonic() - began, problems=[repr(error)])
@@ -265,7 +277,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with serving(folder / "log", *places, "--receive-timeout", 600) as server:
             every = list(cases(httpx.get(f"{server.url}/openapi.json").json()))
             every = [case for case in every if options.only in f"{case.path} {case.about}"]
-            chosen = random.Random(options.seed).sample(every, min(options.cases, len(every)))
+            chooser = random.Random(options.seed)
+            chosen = [disguised(case, chooser) for case in chooser.sample(every, min(options.cases, len(every)))]
             costs: list[Costs] = []
             monitor = Monitor(server)
             with slow_clients(server, options.slow):

@@ -21,8 +21,10 @@ import httpx
 
 from fuzz import body_costs
 from fuzz.serve_load import Load
+from tfexport.serving.http.large_requests import LARGE
 
-HONEST = 3
+HONEST = (0, 0, 2 * LARGE)
+"""The padding of each honest client's requests: the server treats large bodies in another way."""
 PAUSE = 0.02
 """Seconds between two requests of an honest client."""
 ANSWER_WITHIN = 5.0
@@ -73,11 +75,11 @@ class Mixed:
         number = next(self.addresses)
         return f"127.1.{number // 250}.{1 + number % 250}"
 
-    async def honest(self) -> None:
+    async def honest(self, padding: int) -> None:
         async with self.client() as client:
             while self.more():
                 began, refused = time.monotonic(), self.load.figures.seen["429"] + self.load.figures.seen["503"]
-                await self.load.ask(client)
+                await self.load.ask(client, padding)
                 self.seconds.append(time.monotonic() - began)
                 if self.load.figures.seen["429"] + self.load.figures.seen["503"] > refused:
                     self.load.figures.problem("an honest client was refused")
@@ -149,7 +151,7 @@ class Mixed:
         bodies = [(case.path, case.make()) for case in random.Random(0).sample(every, LARGE_BODIES)]
         kinds = itertools.cycle((self.heavy, lambda: self.large(bodies), self.raw, self.raw, self.gone))
         hostile = [kind() for kind in itertools.islice(kinds, clients)]
-        await asyncio.gather(*(self.honest() for _ in range(HONEST)), *hostile)
+        await asyncio.gather(*(self.honest(padding) for padding in HONEST), *hostile)
         ordered = sorted(self.seconds)
         median, late = (ordered[int(part * (len(ordered) - 1))] for part in (0.5, 0.99))
         print(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -76,11 +77,16 @@ class Load:
     def draw(self) -> Asked:
         return self.random.choice(self._known)
 
-    async def ask(self, client: httpx.AsyncClient) -> None:
-        """A request that is to be answered."""
+    async def ask(self, client: httpx.AsyncClient, padding: int = 0) -> None:
+        """A request that is to be answered.
+
+        Args:
+            padding: the number of spaces behind its body.
+        """
         asked = self.draw()
+        content, headers = json.dumps(asked.body) + " " * padding, {"Content-Type": "application/json"}
         try:
-            answer = await client.post("/v1/translate", json=asked.body)
+            answer = await client.post("/v1/translate", content=content, headers=headers)
         except httpx.HTTPError as error:
             self.figures.problem(f"a request was lost: {error!r}")
             return
