@@ -28,7 +28,8 @@ class LibreRequest(BaseModel):
     @classmethod
     def _whole_characters(cls, given: str | list[str]) -> str | list[str]:
         try:
-            "".join(given).encode()
+            for text in [given] if isinstance(given, str) else given:
+                text.encode()
         except UnicodeEncodeError:  # JSON can contain lone surrogates, which no response can repeat
             raise ValueError("it has a lone surrogate, which is not text") from None
         return given
