@@ -119,13 +119,15 @@ class FairQueue:
         self._count -= len(removed)
         for name in {waiting.client for waiting in removed}:
             client = self._clients[name]
+            first = client.waiting[0]
             client.waiting = deque(tagged for tagged in client.waiting if tagged.waiting.request not in requests)
             client.tokens = sum(len(tagged.waiting.sentence.source) for tagged in client.waiting)
             if client.waiting and client.waiting[-1].start > -math.inf:
                 client.finish = client.waiting[-1].start + client.waiting[-1].waiting.cost
             else:
                 client.finish = self._time
-            self._settle(name)
+            if not client.waiting or client.waiting[0] is not first:
+                self._settle(name)
         return removed
 
     def _settle(self, name: str) -> None:

@@ -35,9 +35,9 @@ async def fields_of(request: Request) -> dict[str, Any]:
             raise TfexportError("Invalid request: the JSON is not an object. Send fields with names.")
         return given
     if kind == "application/x-www-form-urlencoded":
-        return {**_fields(request.query_params.multi_items()), **_fields(form_pairs(await request.body()))}
+        return _fields([*request.query_params.multi_items(), *form_pairs(await request.body())])
     async with request.form(max_fields=MOST_FIELDS) as form:
-        return {**_fields(request.query_params.multi_items()), **_fields(form.multi_items())}
+        return _fields([*request.query_params.multi_items(), *form.multi_items()])
 
 
 def form_pairs(body: bytes) -> list[tuple[str, str]]:
