@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tests.unit.decoding.test_options import (  # noqa: F401
+
+from tests.support.tiny import TinyCheckpoint
+from tests.unit.search.test_options import (  # noqa: F401
     Ids,
     Subject,
     test_a_wide_beam_lists_the_best_of_all_outputs,
@@ -20,8 +22,6 @@ from tests.unit.decoding.test_options import (  # noqa: F401
     test_samples_are_where_the_random_number_falls,
     test_the_subjects_try_the_rules,
 )
-
-from tests.support.tiny import TinyCheckpoint
 from tfexport.bundle.reader import open_bundle
 from tfexport.runtimes import load_runtime
 
