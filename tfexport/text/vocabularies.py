@@ -117,9 +117,9 @@ def _with_ids(lines: list[str], path: Path) -> dict[str, int]:
         TokenizerError: the second column is a count or a score, from which no id follows.
     """
     separator = next((mark for mark in ("\t", " ", ",") if lines and mark in lines[0]), " ")
-    columns = [line.rstrip("\r").rsplit(separator, 1) for line in lines]
-    if not lines or any(len(column) != 2 for column in columns):
+    if not lines or not all(separator in line for line in lines):
         return {}
+    columns = [line.rstrip("\r").rsplit(separator, 1) for line in lines]
     first, last = map(list, zip(*columns, strict=True))
     for words, numbers in ((first, last), (last, first)):
         if not all(map(_NUMBER.fullmatch, numbers)):
@@ -159,9 +159,9 @@ def _counted(lines: list[str], path: Path) -> _Dictionary:
     The file omits the special tokens. The result is empty if a line has no count. With `#fairseq:overwrite`, an earlier word
     moves to this line's id.
     """
-    found = [_COUNTED.fullmatch(line.rstrip()) for line in lines]
     words = _Dictionary({word: index for index, word in enumerate(FAIRSEQ_SPECIALS)})
-    for index, match in enumerate(found, len(words)):
+    for index, line in enumerate(lines, len(words)):
+        match = _COUNTED.fullmatch(line.rstrip())
         if match is None:
             return _Dictionary()
         if match[1] in FAIRSEQ_SPECIALS and not match[2]:  # fairseq's dictionaries leave these out
@@ -169,7 +169,7 @@ def _counted(lines: list[str], path: Path) -> _Dictionary:
         if match[1] in words and not match[2]:
             raise TokenizerError(f"{path} has the word {match[1]!r} twice. Make its words unique.")
         words[match[1]] = index
-    return words if found else _Dictionary()
+    return words if lines else _Dictionary()
 
 
 def _word_ids(content: Any, path: Path) -> dict[str, int]:
