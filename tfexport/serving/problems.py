@@ -28,9 +28,11 @@ class Error(BaseModel):
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     400: {"model": Error, "description": "An option cannot be used."},
     401: {"model": Error, "description": "The server needs an API key."},
+    403: {"model": Error, "description": "Pages of this origin may not call the server."},
     404: {"model": Error, "description": "There is no such bundle."},
     408: {"model": Error, "description": "The body was not there in time."},
     413: {"model": Error, "description": "The body is too large."},
+    421: {"model": Error, "description": "The server does not answer for this host name."},
     422: {"model": Error, "description": "The request is not as the schema says."},
     429: {"model": Error, "description": "Too much waits. Try again after the seconds of Retry-After."},
     500: {"model": Error, "description": "A fault of the server."},

@@ -43,7 +43,8 @@ def unknown_key() -> HTTPException:
     return HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
 
 
-REASONS = {400: "host", 401: "key", 403: "origin", 408: "slow request", 413: "size", 421: "host", 429: "rate"}
+REASONS = {400: "malformed", 401: "key", 403: "origin", 408: "slow request", 413: "size", 421: "host", 429: "rate"}
+"""The labels of refusals in the metrics, by status."""
 
 
 class Refusals:

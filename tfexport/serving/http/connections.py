@@ -139,7 +139,7 @@ class Connection(HttpToolsProtocol):
         self._running: RequestResponseCycle | None = None
         """The request that is being answered. `cycle` is the last one that was read; those between wait in `pipeline`."""
         self._address = ""
-        self._has_ended = False
+        self._stops_reading = False
         """No more requests are read. The connection is closed after the responses to those that were."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -168,7 +168,7 @@ class Connection(HttpToolsProtocol):
             self._running.message_event.set()
 
     def data_received(self, data: bytes) -> None:
-        if self._counted is None or self._has_ended:
+        if self._counted is None or self._stops_reading:
             return
         if self._headers_since is None and not self._is_answering:
             self._headers_since = time.monotonic()
@@ -192,7 +192,7 @@ class Connection(HttpToolsProtocol):
         """
         if self._end_reading():
             self._probe()
-        return self._has_ended
+        return self._stops_reading
 
     def send_400_response(self, msg: str) -> None:
         if not self._end_reading():
@@ -203,14 +203,14 @@ class Connection(HttpToolsProtocol):
         if self.pipeline and self.cycle.more_body:  # half of a request; the newest is the first
             self.pipeline.popleft()
             self.cycle = self.pipeline[0][0] if self.pipeline else self._running  # type: ignore[assignment]
-        self._has_ended = self._is_answering and not self.cycle.more_body
-        if self._has_ended:
+        self._stops_reading = self._is_answering and not self.cycle.more_body
+        if self._stops_reading:
             self.flow.pause_reading()
-        return self._has_ended
+        return self._stops_reading
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._has_ended and not self._is_answering and self._counted is not None:
+        if self._stops_reading and not self._is_answering and self._counted is not None:
             self._counted.close()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -224,7 +224,7 @@ class Connection(HttpToolsProtocol):
     def _probe(self) -> None:
         running = self._running
         # While requests wait, nothing is read, so the end of a client is not seen either.
-        if self._counted is None or running is None or not (self._has_ended or self.pipeline):
+        if self._counted is None or running is None or not (self._stops_reading or self.pipeline):
             return
         if running.response_started or running.response_complete:
             return  # no interim response may stand within a response

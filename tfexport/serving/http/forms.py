@@ -56,7 +56,7 @@ def form_pairs(body: bytes) -> list[tuple[str, str]]:
 
 
 def _text(escaped: bytes) -> str:
-    """Undo percent encoding block by block: `unquote_to_bytes` needs a hundred times the memory of what it is given."""
+    """Undo percent encoding block by block: `unquote_to_bytes` needs many times the memory of what it is given."""
     blocks, start = list[bytes](), 0
     while start < len(escaped):
         end = start + BLOCK

@@ -60,8 +60,8 @@ class Metrics:
         )
         self.refused = Counter(
             "tfexport_http_refused",
-            "What limits ended: host, origin, key, rate, requests, queue, connections, size, large headers, slow request, "
-            "slow headers, slow reader.",
+            "What limits ended: malformed, host, origin, key, rate, requests, queue, connections, size, large headers, slow "
+            "request, slow headers, slow reader.",
             ["reason"],
             registry=self.registry,
         )
