@@ -18,11 +18,11 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tfexport.errors import QueueFullError
-from tfexport.serving.access.clients import network_of
 from tfexport.serving.access.keys import Keys, key_in_body, key_in_headers
 from tfexport.serving.access.origins import ANY, check_host, check_origin, origins_of
 from tfexport.serving.catalog import Catalog
 from tfexport.serving.http.bodies import ClientGoneError, check_values, read_body, run_while_there
+from tfexport.serving.http.clients import network_of
 from tfexport.serving.http.large_requests import LARGE, LargeRequests
 from tfexport.serving.options import ServerOptions
 from tfexport.serving.problems import Problem

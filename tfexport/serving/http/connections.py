@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.protocols.utils import get_remote_addr
 
 from tfexport.errors import QueueFullError
-from tfexport.serving.access.clients import network_of
+from tfexport.serving.http.clients import network_of
 from tfexport.serving.options import ServerOptions
 from tfexport.serving.problems import Problem
 from tfexport.serving.telemetry.metrics import Metrics
