@@ -17,15 +17,16 @@ import math
 import shlex
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from tfexport.errors import TfexportError
 
 Result = TypeVar("Result")
+Group = TypeVar("Group")
 _KEY = "tfexport.option"
 
 
@@ -202,6 +203,39 @@ def checked(
             hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}."
             raise TfexportError(f"there is no option {name!r}. {hint}")
     return {name: _converted(known[name], value, as_flags=as_flags) for name, value in given.items()}
+
+
+class Given(Mapping[str, Any], Generic[Group]):
+    """The options of a group that a caller gave, by name, as `checked` returns them. It can be hashed.
+
+    Options that were left out, or are None, are missing: their defaults depend on others, such as the profile of a search.
+    """
+
+    def __init__(self, options: Mapping[str, Any] = types.MappingProxyType({})):
+        self._options = {name: value for name, value in options.items() if value is not None}
+
+    @classmethod
+    def parse(
+        cls, group: type[Group], options: Mapping[str, Any], *, others: Sequence[str] = (), as_flags: bool = False
+    ) -> Given[Group]:
+        """The options of a group, checked. The arguments, and errors, are those of `checked`."""
+        return Given(checked(group, options, others=others, as_flags=as_flags))
+
+    def __getitem__(self, name: str) -> Any:
+        return self._options[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._options)
+
+    def __len__(self) -> int:
+        return len(self._options)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._options.items()))
+
+    def __or__(self, options: Mapping[str, Any]) -> Given[Group]:
+        """These options and others, which take precedence."""
+        return Given({**self._options, **options})
 
 
 def _converted(found: Declared, value: Any, *, as_flags: bool) -> Any:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from itertools import chain
 from numbers import Integral, Real
 from pathlib import Path
@@ -13,9 +14,14 @@ from typing import Any, TypeVar
 
 from tfexport.contract import Precision, precisions_of
 from tfexport.decoding.glossary import Entry, Glossary
-from tfexport.decoding.request_options import InputFormat, is_utf8
+from tfexport.decoding.line_reader import TargetReader
+from tfexport.decoding.request_options import AlignmentOptions, BatchLimits, InputFormat, KeepOptions, is_utf8
+from tfexport.decoding.shortlist import Shortlist
+from tfexport.decoding.terminology import Terminology
+from tfexport.documents.options import DocumentOptions
 from tfexport.errors import TfexportError
-from tfexport.option import checked, declared
+from tfexport.option import Given, checked, declared
+from tfexport.search.options import SearchOptions
 
 Group = TypeVar("Group")
 
@@ -24,6 +30,13 @@ MOST_THREADS = 256
 _SHOWN = 60
 _SOURCES = "Give a string, a list of strings, or a list of lists of tokens."
 _PHRASES = "Give a list of strings for each sentence."
+_NOT_OF_SEARCH = (
+    *("batch_size", "workers", "prefix", "shortlist", "constraints", "glossary"),
+    *declared(KeepOptions),
+    *declared(AlignmentOptions),
+    *declared(BatchLimits),
+)
+"""Arguments of the methods of `Model` that are not options of a search."""
 _NOT_BOTH = "Give strings or lists of tokens, not both."
 
 
@@ -245,6 +258,81 @@ def group_of(group: type[Group], given: Mapping[str, Any]) -> Group:
     """
     own = {name: given[name] for name in declared(group) if given.get(name) is not None}
     return group(**checked(group, own))
+
+
+@dataclass(frozen=True)
+class Keywords:
+    """The options of a method of `Model`, each in its group."""
+
+    search: Given[SearchOptions]
+    alignments: AlignmentOptions
+    keep: KeepOptions
+    limits: BatchLimits
+    documents: DocumentOptions
+
+    @classmethod
+    def parse(cls, options: Mapping[str, Any], *groups: type) -> Keywords:
+        """Parse the options of a method.
+
+        Args:
+            groups: the groups that the method has besides the options of a search.
+
+        Raises:
+            TfexportError: the method has no such option, or its value cannot be used.
+        """
+        names = {name for group in groups for name in declared(group)}
+        search = {name: value for name, value in options.items() if name not in names}
+        others = {name: value for name, value in options.items() if name in names}
+        return cls(
+            Given.parse(SearchOptions, search, others=_NOT_OF_SEARCH),
+            group_of(AlignmentOptions, others),
+            group_of(KeepOptions, others),
+            group_of(BatchLimits, others),
+            group_of(DocumentOptions, {"split": "sentences"} | {n: v for n, v in others.items() if v is not None}),
+        )
+
+
+def terms_of(
+    keep: KeepOptions, glossary: Any, phrases: Iterable[Sequence[bytes]] | None, target: Callable[[], TargetReader]
+) -> Terminology | None:
+    """The required and forbidden phrases; None if there are none.
+
+    Args:
+        phrases: the required phrases of each line.
+        target: returns the reader of phrases.
+
+    Raises:
+        TfexportError: the glossary is neither a `Glossary` nor a dictionary.
+    """
+    if isinstance(glossary, Mapping):
+        glossary = glossary_of(glossary)
+    elif glossary is not None:
+        require(Glossary, "glossary", glossary, "Give what Model.read_glossary returns, or a dictionary.")
+    if keep.keep_between is None and glossary is None and phrases is None:
+        return None
+    return Terminology(target(), phrases=phrases, glossary=glossary, keep=keep.keep_between)
+
+
+def require_shortlist(value: Any) -> None:
+    """Raises TfexportError if an argument is neither a shortlist nor None."""
+    require(Shortlist, "shortlist", value, "Give what Model.read_shortlist returns.")
+
+
+def texts_of(texts: Any) -> list[str]:
+    """The texts of documents.
+
+    Raises:
+        TfexportError: the argument is neither a string nor several strings.
+    """
+    several = [texts] if isinstance(texts, str) else texts
+    if isinstance(several, bytes | Mapping) or not isinstance(several, Iterable):
+        raise TfexportError(f"texts is {texts!r:.60}. Give a string, or a list of strings.")
+    values = list(several)
+    for text in values:
+        if text is None:
+            raise TfexportError("texts has None. Give strings.")
+        require(str, "texts", text, "Give a string, or a list of strings.")
+    return values
 
 
 def _several(name: str, values: Any, advice: str) -> Iterable[Any]:

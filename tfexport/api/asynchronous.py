@@ -13,6 +13,7 @@ from typing import Any, TypeVar, overload
 from numpy.typing import NDArray
 
 from tfexport.api.arguments import (
+    Keywords,
     id_sources_of,
     line_of,
     lines_of,
@@ -20,13 +21,14 @@ from tfexport.api.arguments import (
     phrases_of,
     phrases_of_one,
     sources_of,
+    texts_of,
 )
-from tfexport.api.documents import DocumentTranslation, document_options, document_translation_of, texts_of
-from tfexport.api.line_decoder import score_options
+from tfexport.api.documents import DocumentTranslation, document_translation_of
 from tfexport.api.results import Translation, translation_of
 from tfexport.api.scheduled import READ_HERE, ScheduledModel
 from tfexport.decoding.documents import DocumentMaker, Unit, result_of_unit
 from tfexport.decoding.glossary import Glossary
+from tfexport.decoding.job import Request, whole_outputs
 from tfexport.decoding.request_options import AlignmentOptions, KeepOptions
 from tfexport.decoding.shortlist import Shortlist
 from tfexport.decoding.stream import Step, StepTexts, refuse_several
@@ -36,7 +38,7 @@ from tfexport.errors import TfexportError
 from tfexport.option import with_keywords
 from tfexport.search.options import SearchOptions
 
-Found = TypeVar("Found")
+Outcome = TypeVar("Outcome")
 
 APART_HERE = 512
 """The largest number of characters of markup that the event loop splits itself."""
@@ -109,13 +111,14 @@ class AsyncTranslation(ScheduledModel):
         outputs = None
         if prefix is not None:
             prefixes = [prefix] * len(lines) if isinstance(prefix, str) else prefix
-            outputs = self._lines.writer().reader(lines=lines_of("prefix", prefixes))
+            outputs = self._target().reader(lines=lines_of("prefix", prefixes))
         each: Any = [constraints] if isinstance(texts, str) and constraints is not None else constraints
-        terms, others = self._lines.terms(options, glossary, None if each is None else list(phrases_of(each)))
-        search, reader, writer = self._known(prefix is not None, shortlist, format, others, terms)
-        results = await self._results(lines, reader, outputs, shortlist, search, bulk=bulk, timeout=timeout)
-        found = await _written(results, writer)
-        return found[0] if isinstance(texts, str) else found
+        keywords = Keywords.parse(options, AlignmentOptions, KeepOptions)
+        terms = self._terms(keywords, glossary, None if each is None else list(phrases_of(each)))
+        setup = self._setup_of(keywords, format, prefix is not None, terms, shortlist)
+        results = await self._results(lines, setup, outputs, bulk=bulk, timeout=timeout)
+        translations = await _written(results, setup.writer)
+        return translations[0] if isinstance(texts, str) else translations
 
     @with_keywords(DocumentOptions, SearchOptions, AlignmentOptions, KeepOptions)
     async def translate_documents_async(
@@ -134,13 +137,14 @@ class AsyncTranslation(ScheduledModel):
 
         Without graphs that return attention, each part of a text between two tags is translated separately.
         """
-        asked, given = document_options(options)
-        terms, others = self._lines.terms(given, glossary, None)
-        is_aligned = asked.markup is not None and self.tells_attention
-        search, reader, writer = self._known(False, shortlist, "text", {**others, "attention": is_aligned}, terms)
-        maker = DocumentMaker.of(reader, self._runtime.capacity, asked, is_aligned=is_aligned)
+        keywords = Keywords.parse(options, DocumentOptions, AlignmentOptions, KeepOptions)
+        has_markup = keywords.documents.markup is not None
+        moves_tags = has_markup and self.tells_attention
+        terms = self._terms(keywords, glossary, None)
+        setup = self._setup_of(keywords, "text", False, terms, shortlist, moves_tags=moves_tags)
+        maker = DocumentMaker.of(setup.reader, self._runtime.capacity, keywords.documents, is_aligned=moves_tags)
         sources = texts_of(texts)
-        is_long = sum(map(len, sources)) > (APART_HERE if asked.markup else READ_HERE)
+        is_long = sum(map(len, sources)) > (APART_HERE if has_markup else READ_HERE)
 
         def taken_apart() -> list[Unit]:
             return [Unit(number, maker.document(text)) for number, text in enumerate(sources, start=1)]
@@ -151,12 +155,14 @@ class AsyncTranslation(ScheduledModel):
             raise TfexportError(
                 f"the text has {len(lines):,} sentences, above {most_sentences:,}. Send it in several requests."
             )
-        results = iter(await self._results(lines, reader, None, shortlist, search, bulk=bulk, timeout=timeout))
+        results = iter(await self._results(lines, setup, bulk=bulk, timeout=timeout))
 
         def put_together() -> list[DocumentTranslation]:
-            found = [list(islice(results, len(unit.lines))) for unit in units]
-            whole = [result_of_unit(*pair, writer, is_aligned=is_aligned) for pair in zip(units, found, strict=True)]
-            return [document_translation_of(one, writer) for one in whole]
+            documents = (
+                result_of_unit(unit, list(islice(results, len(unit.lines))), setup.writer, is_aligned=moves_tags)
+                for unit in units
+            )
+            return [document_translation_of(document, setup.writer) for document in documents]
 
         return await (asyncio.to_thread(put_together) if is_long else _at_once(put_together))
 
@@ -172,9 +178,8 @@ class AsyncTranslation(ScheduledModel):
     ) -> list[Translation]:
         """`translate_ids` for an event loop; see `translate_async`."""
         lines = id_sources_of(sources)
-        search, reader, writer = self._known(False, shortlist, "ids", options)
-        results = await self._results(lines, reader, None, shortlist, search, bulk=bulk, timeout=timeout)
-        return await _written(results, writer)
+        setup = self._setup_of(Keywords.parse(options, AlignmentOptions), "ids", False, None, shortlist)
+        return await _written(await self._results(lines, setup, bulk=bulk, timeout=timeout), setup.writer)
 
     @overload
     async def score_async(  # type: ignore[overload-overlap]
@@ -194,12 +199,12 @@ class AsyncTranslation(ScheduledModel):
     ) -> Translation | list[Translation]:
         """`score` for an event loop; see `translate_async`."""
         sources, outputs = pairs_of(texts, targets)
-        whole = self._lines.writer().reader(whole=True, lines=lines_of("targets", outputs))
-        search, reader, writer = self._known(True, None, "text", score_options(self._runtime.config))
-        lines = list(lines_of("texts", sources))
-        results = await self._results(lines, reader, whole, None, search, bulk=bulk, timeout=timeout)
-        found = await _written([scored(result) for result in results], writer)
-        return found[0] if isinstance(texts, str) else found
+        whole = self._target().reader(whole=True, lines=lines_of("targets", outputs))
+        search = whole_outputs(self._runtime.config)
+        setup = self._setup(Request(search=search, input_format="text", output_format="jsonl"))
+        results = await self._results(list(lines_of("texts", sources)), setup, whole, bulk=bulk, timeout=timeout)
+        scores = await _written([scored(result) for result in results], setup.writer)
+        return scores[0] if isinstance(texts, str) else scores
 
     @with_keywords(SearchOptions, KeepOptions)
     async def stream_async(
@@ -221,16 +226,16 @@ class AsyncTranslation(ScheduledModel):
         Raises:
             TfexportError: as in `stream` and `translate_async`.
         """
-        search = {name: value for name, value in more.items() if name not in ("constraints", "glossary")}
-        _, options = self._lines.search_of(prefix is not None, shortlist, self._lines.terms(search, None, None)[1])
-        refuse_several(options)
-        found = self.follow_async(text, prefix=prefix, shortlist=shortlist, bulk=bulk, timeout=timeout, **more)
-        async with aclosing(found):
-            async for one in found:
-                if isinstance(one, Step):
-                    yield one
-                elif not one.hypotheses:
-                    raise TfexportError(f"this sentence cannot be decoded: {one.message or one.status}.")
+        options = {name: value for name, value in more.items() if name not in ("constraints", "glossary")}
+        keywords = Keywords.parse(options, KeepOptions)
+        refuse_several(self._setup_of(keywords, "text", prefix is not None, None, shortlist).search)
+        events = self.follow_async(text, prefix=prefix, shortlist=shortlist, bulk=bulk, timeout=timeout, **more)
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, Step):
+                    yield event
+                elif not event.hypotheses:
+                    raise TfexportError(f"this sentence cannot be decoded: {event.message or event.status}.")
 
     @with_keywords(SearchOptions, AlignmentOptions, KeepOptions)
     async def follow_async(
@@ -254,20 +259,21 @@ class AsyncTranslation(ScheduledModel):
                 best output.
         """
         lines = [line_of("text", text)]
-        outputs = None if prefix is None else self._lines.writer().reader(lines=[line_of("prefix", prefix)])
+        outputs = None if prefix is None else self._target().reader(lines=[line_of("prefix", prefix)])
         phrases = None if constraints is None else [phrases_of_one(constraints)]
-        terms, others = self._lines.terms(options, glossary, phrases)
-        asked, reader, writer = self._known(prefix is not None, shortlist, "text", others, terms)
-        refuse_several(replace(asked, nbest=1))
-        told = replace(asked, scores=True, token_scores=True)
+        keywords = Keywords.parse(options, AlignmentOptions, KeepOptions)
+        terms = self._terms(keywords, glossary, phrases)
+        setup = self._setup_of(keywords, "text", prefix is not None, terms, shortlist)
+        refuse_several(replace(setup.search, nbest=1))
+        search = replace(setup.search, scores=True, token_scores=True)
         events: asyncio.Queue[tuple[tuple[int, ...], tuple[float, ...]] | None] = asyncio.Queue()
-        loop, growing = asyncio.get_running_loop(), StepTexts(self._lines.writer())
+        loop, growing = asyncio.get_running_loop(), StepTexts(self._target())
 
         def decided(_: int, ids: tuple[int, ...], log_probs: tuple[float, ...]) -> None:
             loop.call_soon_threadsafe(events.put_nowait, (ids, log_probs))
 
         task = asyncio.ensure_future(
-            self._results(lines, reader, outputs, shortlist, told, bulk=bulk, timeout=timeout, on_decided=decided)
+            self._results(lines, setup, outputs, search, bulk=bulk, timeout=timeout, on_decided=decided)
         )
         task.add_done_callback(lambda _: events.put_nowait(None))
         try:
@@ -278,16 +284,16 @@ class AsyncTranslation(ScheduledModel):
             for best in result.hypotheses[:1]:
                 for step in growing.steps(best.ids, best.token_log_probs, last=True):
                     yield step
-            left_out: dict[str, Any] = {} if asked.token_scores else {"token_log_probs": ()}
-            if not asked.scores:
+            left_out: dict[str, Any] = {} if setup.search.token_scores else {"token_log_probs": ()}
+            if not setup.search.scores:
                 left_out |= {"score": math.nan, "log_prob": math.nan}
-            result = replace(result, hypotheses=tuple(replace(one, **left_out) for one in result.hypotheses))
-            yield translation_of(result, writer)
+            hypotheses = tuple(replace(hypothesis, **left_out) for hypothesis in result.hypotheses)
+            yield translation_of(replace(result, hypotheses=hypotheses), setup.writer)
         finally:
             task.cancel()
 
 
-async def _at_once(work: Callable[[], Found]) -> Found:
+async def _at_once(work: Callable[[], Outcome]) -> Outcome:
     return work()
 
 
@@ -297,5 +303,5 @@ async def _written(results: Sequence[Result], writer: Writer) -> list[Translatio
     def translations() -> list[Translation]:
         return [translation_of(result, writer) for result in results]
 
-    many = sum(len(found.ids) for result in results for found in result.hypotheses) > WRITE_HERE
+    many = sum(len(hypothesis.ids) for result in results for hypothesis in result.hypotheses) > WRITE_HERE
     return await asyncio.to_thread(translations) if many else translations()

@@ -7,7 +7,6 @@ They do not need PyTorch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import tee
 from pathlib import Path
 from typing import Any, overload
@@ -15,9 +14,8 @@ from typing import Any, overload
 from numpy.typing import NDArray
 
 from tfexport.api.arguments import (
-    count_of,
+    Keywords,
     flag_of,
-    group_of,
     id_sources_of,
     line_of,
     lines_of,
@@ -27,28 +25,31 @@ from tfexport.api.arguments import (
     phrases_of,
     phrases_of_one,
     precision_of,
-    require,
     require_runtime,
     require_several,
     sources_of,
+    texts_of,
 )
 from tfexport.api.asynchronous import AsyncTranslation
-from tfexport.api.documents import DocumentTranslation, texts_of
-from tfexport.api.line_decoder import require_shortlist, score_options
-from tfexport.api.results import Translation, scored_translation_of
+from tfexport.api.documents import DocumentTranslation, document_translation_of
+from tfexport.api.results import Translation, scored_translation_of, translation_of
 from tfexport.bundle.reader import Bundle, open_bundle
-from tfexport.config import ModelConfig
-from tfexport.contract import Precision, short_name
-from tfexport.decoding.glossary import Glossary, read_glossary
-from tfexport.decoding.line_reader import Reader
-from tfexport.decoding.request_options import AlignmentOptions, BatchLimits, GlossaryCase, KeepOptions, TermOptions
-from tfexport.decoding.shortlist import BEST, FIRST, Shortlist, read_shortlist
-from tfexport.decoding.stream import Step, Streamed, refuse_several, stream_lines
+from tfexport.decoding.documents import Unit
+from tfexport.decoding.glossary import Glossary
+from tfexport.decoding.job import Job, Request, whole_outputs
+from tfexport.decoding.line_reader import TargetReader
+from tfexport.decoding.request_options import (
+    AlignmentOptions,
+    BatchLimits,
+    InputFormat,
+    KeepOptions,
+)
+from tfexport.decoding.shortlist import Shortlist
+from tfexport.decoding.stream import Step, Streamed, refuse_several
 from tfexport.documents.options import DocumentOptions
 from tfexport.errors import TfexportError
 from tfexport.option import with_keywords
 from tfexport.runtimes import load_runtime
-from tfexport.runtimes.base import Runtime
 from tfexport.search.options import SearchOptions
 
 __all__ = ["Model", "load"]
@@ -59,35 +60,6 @@ class Model(AsyncTranslation):
 
     Several threads may call its methods concurrently, except with the runtime `torch-cuda`.
     """
-
-    def __init__(self, bundle: Bundle, runtime: Runtime[Any]):
-        super().__init__(bundle, runtime)
-        for side in ("source", "target"):
-            bundle.tokenizer(side)  # load now: another bundle may replace the folder later
-
-    def __repr__(self) -> str:
-        return (
-            f"<tfexport.Model {self._bundle.directory} on {self._runtime.name}, {short_name(self._runtime.precision)}>"
-        )
-
-    @property
-    def config(self) -> ModelConfig:
-        """Sizes, special ids and arithmetic of the model."""
-        return self._runtime.config
-
-    @property
-    def precision(self) -> Precision:
-        """The precision of the weights and products."""
-        return self._runtime.precision
-
-    def token_ids(self, tokens: str) -> tuple[int, ...]:
-        """The ids of tokens of the target vocabulary, separated by spaces, for options such as `suppress`.
-
-        Raises:
-            TfexportError: a token is not in the vocabulary, or there is no vocabulary.
-        """
-        require(str, "tokens", tokens, "Give tokens in one string, separated by spaces.")
-        return self._lines.token_ids(tokens)
 
     @overload
     def translate(  # type: ignore[overload-overlap]  # a string is many strings to the type checker
@@ -161,14 +133,14 @@ class Model(AsyncTranslation):
                 **options,
             )[0]
         lines, format = sources_of(texts)
-        phrases = None if constraints is None else phrases_of(constraints)
-        terms, others = self._lines.terms(options, glossary, phrases)
+        keywords = Keywords.parse(options, AlignmentOptions, KeepOptions, BatchLimits)
+        terms = self._terms(keywords, glossary, None if constraints is None else phrases_of(constraints))
         outputs = None
         if prefix is not None:
             prefixes = [prefix] * len(lines) if isinstance(prefix, str) else prefix
-            outputs = self._lines.writer().reader(lines=lines_of("prefix", prefixes))
-        results = self._lines.decoded(lines, format, outputs, shortlist, batch_size, workers, others, terms=terms)
-        return list(results)
+            outputs = self._target().reader(lines=lines_of("prefix", prefixes))
+        setup = self._setup_of(keywords, format, prefix is not None, terms, shortlist)
+        return _translations(self._job(setup, keywords, batch_size, workers), lines, outputs)
 
     @with_keywords(SearchOptions, AlignmentOptions, KeepOptions, BatchLimits)
     def iterate(
@@ -195,21 +167,27 @@ class Model(AsyncTranslation):
         prefixes: bytes | Iterator[bytes] | None = None
         if prefix is not None:
             prefixes = line_of("prefix", prefix) if isinstance(prefix, str) else lines_of("prefix", prefix)
-        inputs = [texts, *(given for given in (prefix, constraints) if given is not None)]
-        live = not all(isinstance(given, Sequence) for given in inputs)
-        terms, others = self._lines.terms(options, glossary, None if constraints is None else phrases_of(constraints))
-        decode = self._lines.decoder(prefix is not None, shortlist, batch_size, workers, others, live=live, terms=terms)
-        Reader.of(self._bundle, "text")  # raises an error without a vocabulary, before `texts` are read
+        live = not all(isinstance(values, Sequence) for values in (texts, prefix, constraints) if values is not None)
+        keywords = Keywords.parse(options, AlignmentOptions, KeepOptions, BatchLimits)
+        terms = self._terms(keywords, glossary, None if constraints is None else phrases_of(constraints))
+
+        def job_of(format: InputFormat) -> Job:
+            setup = self._setup_of(keywords, format, prefix is not None, terms, shortlist)
+            return self._job(setup, keywords, batch_size, workers)
+
+        job_of("text")  # raises errors before `texts` are read
 
         def results() -> Iterator[Translation]:
             lines, format = live_sources_of(several)  # waits for the first sentence
             outputs = None
             if isinstance(prefixes, bytes):
                 lines, again = tee(lines)
-                outputs = self._lines.writer().reader(lines=(prefixes for _ in again))
+                outputs = self._target().reader(lines=(prefixes for _ in again))
             elif prefixes is not None:
-                outputs = self._lines.writer().reader(lines=prefixes)
-            yield from decode(lines, format, outputs)
+                outputs = self._target().reader(lines=prefixes)
+            job = job_of(format)
+            for result in job.lines(lines, outputs=outputs, live=live):
+                yield translation_of(result, job.setup.writer)
 
         return results()
 
@@ -262,8 +240,15 @@ class Model(AsyncTranslation):
             TfexportError: as in `translate`. A sentence that cannot be translated does not raise: it stays unchanged, and
                 its status has the reason.
         """
-        found = list(self._lines.documents(texts_of(texts), shortlist, glossary, batch_size, workers, options))
-        return found[0] if isinstance(texts, str) else found
+        keywords = Keywords.parse(options, DocumentOptions, AlignmentOptions, KeepOptions, BatchLimits)
+        moves_tags, terms = keywords.documents.markup is not None, self._terms(keywords, glossary, None)
+        setup = self._setup_of(keywords, "text", False, terms, shortlist, moves_tags=moves_tags)
+        job = self._job(setup, keywords, batch_size, workers)
+        maker = job.document_maker(keywords.documents)
+        units = (Unit(number, maker.document(text)) for number, text in enumerate(texts_of(texts), start=1))
+        results = job.documents(units, moves_tags=moves_tags)
+        documents = [document_translation_of(result, setup.writer) for result in results]
+        return documents[0] if isinstance(texts, str) else documents
 
     @with_keywords(SearchOptions, AlignmentOptions, BatchLimits)
     def translate_ids(
@@ -280,8 +265,9 @@ class Model(AsyncTranslation):
         Args:
             sources: the integer ids of each sentence: lists, NumPy arrays or PyTorch tensors.
         """
-        lines = id_sources_of(sources)
-        return list(self._lines.decoded(lines, "ids", None, shortlist, batch_size, workers, options))
+        lines, keywords = id_sources_of(sources), Keywords.parse(options, AlignmentOptions, BatchLimits)
+        setup = self._setup_of(keywords, "ids", False, None, shortlist)
+        return _translations(self._job(setup, keywords, batch_size, workers), lines)
 
     @overload
     def score(  # type: ignore[overload-overlap]
@@ -301,12 +287,12 @@ class Model(AsyncTranslation):
             TfexportError: the numbers of texts and targets differ, or the bundle has no vocabularies.
         """
         sources, outputs = pairs_of(texts, targets)
-        reader = self._lines.writer().reader(whole=True, lines=lines_of("targets", outputs))
-        lines, search = lines_of("texts", sources), score_options(self.config)
-        found = list(
-            self._lines.decoded(lines, "text", reader, None, batch_size, workers, search, scored_translation_of)
-        )
-        return found[0] if isinstance(texts, str) else found
+        reader = self._target().reader(whole=True, lines=lines_of("targets", outputs))
+        request = Request(search=whole_outputs(self.config), input_format="text", output_format="jsonl")
+        job = self._job(self._setup(request), Keywords.parse({}), batch_size, workers)
+        results = job.lines(lines_of("texts", sources), outputs=reader)
+        scores = [scored_translation_of(result, job.setup.writer) for result in results]
+        return scores[0] if isinstance(texts, str) else scores
 
     @with_keywords(SearchOptions, KeepOptions)
     def stream(
@@ -325,40 +311,17 @@ class Model(AsyncTranslation):
         Raises:
             TfexportError: the sentence cannot be read, or the options request more than one output.
         """
-        require_shortlist(shortlist)
-        reader, writer = Reader.of(self._bundle, "text"), self._lines.writer()
-        outputs = None if prefix is None else writer.reader(lines=[line_of("prefix", prefix)])
-        phrases = None if constraints is None else [phrases_of_one(constraints)]
-        terms, others = self._lines.terms(search, glossary, phrases)
-        options = self._lines.options(others)
-        refuse_several(options)
-        line = line_of("text", text)
-        reader = replace(reader, terms=terms.ready("text", options) if terms else None)
-        events = stream_lines(self._runtime, reader, [line], options, writer, outputs=outputs, shortlist=shortlist)
-        return _steps(events)
+        outputs = None if prefix is None else self._target().reader(lines=[line_of("prefix", prefix)])
+        keywords = Keywords.parse(search, KeepOptions)
+        terms = self._terms(keywords, glossary, None if constraints is None else [phrases_of_one(constraints)])
+        setup = self._setup_of(keywords, "text", prefix is not None, terms, shortlist)
+        refuse_several(setup.search)
+        job, line = Job(setup=setup, runtime=self._runtime), line_of("text", text)
+        return _steps(job.stream([line], outputs=outputs))
 
-    def read_shortlist(self, path: str | Path, *, first: int = FIRST, best: int = BEST) -> Shortlist:
-        """Read a shortlist for `translate` from a file, as `decode --shortlist` does. A bundle that was exported with
-        `--shortlist` and loaded with `load(..., shortlist=True)` computes only the logits of these words.
 
-        Raises:
-            TfexportError: the file cannot be read, or the vocabularies lack its words.
-        """
-        tokenizers = (self._bundle.tokenizer("source"), self._bundle.tokenizer("target"))
-        first, best = count_of("first", first, minimum=0), count_of("best", best)
-        return read_shortlist(path_of("path", path), self.config, *tokenizers, first=first, best=best)
-
-    def read_glossary(self, path: str | Path, *, case: GlossaryCase = "exact") -> Glossary:
-        """Read a glossary for `translate` from a file, as `decode --glossary` does.
-
-        Args:
-            case: `ignore` to match source phrases in any case.
-
-        Raises:
-            TfexportError: the file cannot be read, or a line has another form.
-        """
-        chosen = group_of(TermOptions, {"glossary": path_of("path", path), "glossary_case": case})
-        return read_glossary(path_of("path", path), "text", chosen.glossary_case)
+def _translations(job: Job, lines: Iterable[bytes], outputs: TargetReader | None = None) -> list[Translation]:
+    return [translation_of(result, job.setup.writer) for result in job.lines(lines, outputs=outputs)]
 
 
 def _steps(events: Iterable[Streamed]) -> Iterator[Step]:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Self
 
-from tfexport.api.line_decoder import LineDecoder
+from tfexport.api.arguments import Keywords
+from tfexport.api.loaded import LoadedModel
 from tfexport.bundle.reader import Bundle
 from tfexport.contract import ATTENTION_ROLES
-from tfexport.decoding.line_reader import Reader, TargetReader
-from tfexport.decoding.request_options import AlignmentOptions, InputFormat, KeepOptions
-from tfexport.decoding.shortlist import Shortlist
-from tfexport.decoding.terminology import Terminology
-from tfexport.decoding.translate import Result, Writer, read_window, result_of, with_alignments
+from tfexport.decoding.job import Request, Setup
+from tfexport.decoding.line_reader import TargetReader
+from tfexport.decoding.request_options import AlignmentOptions, KeepOptions
+from tfexport.decoding.translate import Result, read_window, result_of
 from tfexport.errors import TfexportError, UnavailableError
-from tfexport.option import checked, with_keywords
+from tfexport.option import Given, with_keywords
 from tfexport.runtimes import require_workers
 from tfexport.runtimes.base import Runtime
 from tfexport.scheduling.metrics import Counters
@@ -26,22 +26,18 @@ from tfexport.scheduling.service import Outputs, Service
 from tfexport.search.hypothesis import Source
 from tfexport.search.options import SearchOptions
 
-MOST_KINDS = 100
-"""The largest number of cached searches."""
-
 READ_HERE = 4096
 """The largest number of bytes of text that the event loop splits into tokens itself. More take milliseconds, in which all
 other calls wait."""
 
 
-class ScheduledModel:
+class ScheduledModel(LoadedModel):
     """The part of `Model` that has a scheduler, which starts with the first request."""
 
     def __init__(self, bundle: Bundle, runtime: Runtime[Any]):
-        self._bundle, self._runtime, self._lines = bundle, runtime, LineDecoder(bundle, runtime)
+        super().__init__(bundle, runtime)
         self._service: Service | None = None
         self._is_closed = False
-        self._kinds: dict[tuple[object, ...], tuple[SearchOptions, Reader, Writer]] = {}
         self._service_lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -61,13 +57,16 @@ class ScheduledModel:
             TfexportError: the scheduler has started already, an option is out of range, or the runtime does not support so
                 many workers.
         """
-        chosen = ServingOptions(**{n: v for n, v in checked(ServingOptions, options).items() if v is not None})
-        require_workers(self._runtime.name, self._bundle, self._runtime.precision, chosen.workers)
+        return self.start(ServingOptions(**Given.parse(ServingOptions, options)))
+
+    def start(self, options: ServingOptions) -> Self:
+        """`serve` with an instance of its options."""
+        require_workers(self._runtime.name, self._bundle, self._runtime.precision, options.workers)
         with self._service_lock:
             self._require_open()
             if self._service is not None:
                 raise TfexportError("this model's scheduler has started. Call serve once, before translate_async.")
-            self._service = Service(self._runtime, chosen)
+            self._service = Service(self._runtime, options)
         return self
 
     def close(self) -> None:
@@ -103,51 +102,31 @@ class ScheduledModel:
         Raises:
             TfexportError: an option cannot be used.
         """
-        terms, others = self._lines.terms(options, None, None)
-        return self._kind(terms is not None, None, "ids", others)[0]
-
-    def _known(
-        self,
-        begins: bool,
-        shortlist: Shortlist | None,
-        format: InputFormat,
-        given: Mapping[str, Any],
-        terms: Terminology | None = None,
-    ) -> tuple[SearchOptions, Reader, Writer]:
-        """The search with these options, with the reader and writer of its lines. Cached: requests have few kinds."""
-        search, reader, writer = self._kind(begins or terms is not None, shortlist, format, given)
-        if terms is not None:
-            terms = terms.for_search(search)
-            terms.require_format(format)
-        return search, replace(reader, terms=terms), writer
-
-    def _kind(
-        self, begins: bool, shortlist: Shortlist | None, format: InputFormat, given: Mapping[str, Any]
-    ) -> tuple[SearchOptions, Reader, Writer]:
-        key = (begins, type(shortlist), format, *((name, type(value), value) for name, value in given.items()))
-        try:
-            if key in self._kinds:
-                return self._kinds[key]
-        except TypeError:  # a list cannot be hashed
-            key = ()
-        asked, search = self._lines.search_of(begins, shortlist, given)
-        reader, writer = with_alignments(asked, Reader.of(self._bundle, format), Writer.of(self._bundle, "jsonl"))
-        found = search, replace(reader, tells_tokens=search.attention), writer
-        if key and len(self._kinds) < MOST_KINDS:
-            self._kinds[key] = found
-        return found
+        keywords = Keywords.parse(options, AlignmentOptions, KeepOptions)
+        return self._setup(
+            Request(
+                search=keywords.search,
+                input_format="ids",
+                output_format="jsonl",
+                alignments=keywords.alignments,
+                has_requirements=keywords.keep.keep_between is not None,
+            )
+        ).search
 
     async def _results(
         self,
         lines: Sequence[bytes],
-        reader: Reader,
-        outputs: TargetReader | None,
-        shortlist: Shortlist | None,
-        options: SearchOptions,
+        setup: Setup,
+        outputs: TargetReader | None = None,
+        search: SearchOptions | None = None,
         **more: Any,
     ) -> list[Result]:
-        """The results of lines, in order; `translate` of `decoding/translate.py` is the same without a scheduler."""
-        service = self._scheduler()
+        """The results of lines, in order; `Job.lines` is the same without a scheduler.
+
+        Args:
+            search: by default the search of the setup.
+        """
+        service, reader = self._scheduler(), setup.reader
         begins = [] if outputs is None or outputs.lines is None else list(outputs.lines)
         beside = reader.terms.most_bytes if reader.terms is not None else 0
         outputs = replace(outputs, lines=begins) if outputs else None
@@ -156,14 +135,15 @@ class ScheduledModel:
         def read() -> tuple[dict[int, Result], dict[int, Source]]:
             if reader.terms is not None:
                 reader.terms.require_readable()
-            return read_window(self._runtime.capacity, reader, outputs, chunk, shortlist)
+            return read_window(self._runtime.capacity, reader, outputs, chunk, setup.shortlist)
 
         if sum(map(len, [*lines, *begins])) + beside > READ_HERE:
             known, readable = await asyncio.to_thread(read)
         else:
             known, readable = read()
-        found: Outputs = await service.decode(list(readable.values()), options, **more) if readable else []
-        for (number, source), hypotheses in zip(readable.items(), found, strict=True):
+        search = search or setup.search
+        decoded: Outputs = await service.decode(list(readable.values()), search, **more) if readable else []
+        for (number, source), hypotheses in zip(readable.items(), decoded, strict=True):
             known[number] = result_of(number, hypotheses, source)
         return [known[number] for number in sorted(known)]
 

@@ -51,25 +51,24 @@ def attend(
     from tfexport.bundle.reader import open_bundle
     from tfexport.decoding.attention_maps import Attention, Choice, attention_maps, labels_of, png, require_drawable
     from tfexport.decoding.attention_page import page
-    from tfexport.decoding.line_reader import Reader
-    from tfexport.decoding.translate import Writer, translate
+    from tfexport.decoding.job import Job, Request, Setup, whole_outputs
+    from tfexport.option import Given
     from tfexport.runtimes import load_runtime
-    from tfexport.search.search import SearchOptions
 
     _require_format(output)
     if target is not None and (beam is not None or max_length is not None):
         raise TfexportError("--beam and --max-length are for decoding, but TARGETS are given. Leave them out.")
     require_one_stdin(source, target or Path())
     bundle = open_bundle(directory)
-    reader, writer = replace(Reader.of(bundle, input_format), tells_tokens=True), Writer.of(bundle, target_format)
+    search = Given({"beam": beam, "max_length": max_length}) if target is None else whole_outputs(bundle.config)
+    setup = Setup.of(bundle, Request(search=search, input_format=input_format, output_format=target_format))
+    setup, writer = replace(setup, reader=replace(setup.reader, tells_tokens=True)), setup.writer
     model = load_runtime(runtime.runtime, bundle, precision=runtime.number_format, threads=threads)
-    longest = (max_length or 256) if target is None else bundle.config.max_target_length
-    options = SearchOptions(beam=beam or 1, max_length=longest)
+    job = Job(setup=setup, runtime=model, batch_size=1, window=1)
     choice, sentences, sizes = Choice(drawn.layer, drawn.head), [], []
-    with opened(source) as given, opened(target) if target else contextlib.nullcontext() as targets:
+    with opened(source) as lines, opened(target) if target else contextlib.nullcontext() as targets:
         outputs = writer.reader(whole=True, lines=targets) if targets is not None else None
-        results = translate(model, reader, given, options, batch_size=1, window=1, outputs=outputs)
-        for result in islice(warned(results), drawn.lines):
+        for result in islice(warned(job.lines(lines, outputs=outputs)), drawn.lines):
             if not result.hypotheses:
                 continue
             assert result.source is not None
@@ -79,7 +78,7 @@ def attend(
             require_drawable(bundle.config, sizes)
             weights = attention_maps(model, result.source.ids, ids)
             sentences.append(Attention(result.source.tokens.words, labels_of(ids, writer.tokenizer), weights))
-        if next(given, None) is not None:
+        if next(lines, None) is not None:
             say(f"note: further lines are not drawn: --lines is {drawn.lines}")
     if not sentences:
         raise TfexportError("the input has no line that can be decoded. Give real sentences.")

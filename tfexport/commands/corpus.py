@@ -11,9 +11,9 @@ import typer
 
 from tfexport.commands.console import say, with_progress
 from tfexport.commands.flags import BundleDir
-from tfexport.commands.signature import Given, with_options
+from tfexport.commands.signature import with_options
 from tfexport.decoding.request_options import RuntimeOptions
-from tfexport.option import declared
+from tfexport.option import Given, declared
 from tfexport.scale.options import (
     ActorBatches,
     ActorOptions,

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tfexport.commands.console import say, warned, with_progress
-from tfexport.commands.documents import DocumentJob, require_documents
+from tfexport.commands.documents import document_results, require_documents, write_documents
 from tfexport.commands.flags import BundleDir, Input, OutputFile, Resume
 from tfexport.commands.output import content_of, refuse_to_replace, writing
-from tfexport.commands.signature import Given, with_options
+from tfexport.commands.signature import with_options
 from tfexport.decoding.request_options import (
     AlignmentOptions,
     BatchOptions,
@@ -26,7 +25,7 @@ from tfexport.decoding.request_options import (
 )
 from tfexport.documents.options import InputDocumentOptions
 from tfexport.errors import TfexportError
-from tfexport.option import checked
+from tfexport.option import Given
 from tfexport.search.options import SearchOptions
 from tfexport.system.input_files import opened, require_one_stdin
 
@@ -34,13 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from tfexport.bundle.reader import Bundle
-    from tfexport.decoding.generation_config import GenerationDefaults
-    from tfexport.decoding.line_reader import Reader, TargetReader
+    from tfexport.decoding.job import Job, Request, Setup
     from tfexport.decoding.shortlist import Shortlist
     from tfexport.decoding.terminology import Terminology
-    from tfexport.decoding.translate import Result, Writer
-    from tfexport.decoding.workers import CpuSplit
-    from tfexport.runtimes.base import Runtime
 
 
 @with_options
@@ -71,12 +66,12 @@ def decode(
     from tfexport.bundle.watch import watched
     from tfexport.system.processes import return_freed_memory
 
-    request = Request(
+    flags = Flags(
         directory, source, formats, search, prefixes, terms, shortlist, alignments, documents, runtime, batches, stream
     )
     read = (prefixes.prefix_file, terms.constraint_file, terms.glossary, shortlist.shortlist, alignments.unk_dictionary)
     refuse_to_replace(output, source, *read, bundle=directory)
-    request.check(to_file=output is not None)
+    flags.check(to_file=output is not None)
     if documents:
         require_documents(
             documents,
@@ -95,35 +90,33 @@ def decode(
             for path in (prefixes.prefix_file, terms.constraint_file)
         )
         # Answer line by line at a terminal.
-        job = request.load(window=1 if stream or lines.isatty() else None)
+        job = flags.load(phrase_lines, window=1 if stream or lines.isatty() else None)
+        setup = job.setup
         watch.loaded()
         return_freed_memory(now=True)  # the memory of loading
         # Lines of documents have any number of sentences. Resuming finds the whole windows of sentences by itself.
-        with writing(output, job.identity(), resume=resume, window=1 if documents else job.window) as out:
-            job.print_notes()
-            reader = replace(job.reader, terms=job.terminology(phrase_lines))
+        with writing(output, flags.identity(job), resume=resume, window=1 if documents else job.lines_at_once) as out:
+            for note in flags.notes(job):
+                say(f"note: {note}")
             if documents:
-                texts = DocumentJob(documents, reader, job.writer, job.model.capacity, job.window)
-                texts.write(watch.over(texts.results(lines, partial(job.decode, reader), done=out.done)), out)
+                write_documents(watch.over(document_results(job, documents, lines, done=out.done)), job, documents, out)
                 return
-            outputs = job.writer.reader(lines=prefix_lines) if prefixes else None
+            outputs = setup.writer.reader(lines=prefix_lines) if prefixes else None
             if stream:
-                from tfexport.decoding.stream import shown, stream_lines
+                from tfexport.decoding.stream import shown
 
-                events = stream_lines(
-                    job.model, reader, lines, job.options, job.writer, outputs=outputs, shortlist=job.shortlist
-                )
-                for _ in warned(watch.over(shown(events, job.writer, out.file))):
+                events = job.stream(lines, outputs=outputs)
+                for _ in warned(watch.over(shown(events, setup.writer, out.file))):
                     pass
                 return
-            results = job.decode(reader, lines, out.done, outputs)
+            results = job.lines(lines, outputs=outputs, done=out.done)
             for result in warned(with_progress(watch.over(results), "decoding lines")):
-                print(job.writer.line(result), file=out.file, flush=job.window == 1)
+                print(setup.writer.line(result), file=out.file, flush=job.window == 1)
 
 
 @dataclass(frozen=True)
-class Request:
-    """The request that the flags of `decode` describe."""
+class Flags:
+    """The flags of `decode`."""
 
     directory: Path
     source: Path | None
@@ -150,10 +143,10 @@ class Request:
             AlignmentFormat.parse(self.alignments.alignments)
         if self.search.get("token_scores") and self.formats.output_format != "jsonl":
             raise TfexportError("--token-scores needs jsonl. Add --output-format jsonl.")
-        if self.search.get("profile") == "hf":
-            checked(SearchOptions, self.search)  # the full check needs the bundle's defaults
-        else:
-            self._check_search(self.options(lambda tokens: (0,)))  # placeholder ids: the vocabulary is not known yet
+        if self.search.get("profile") != "hf":  # the full check of hf needs the bundle's defaults
+            self._check_search(
+                SearchOptions.of(self._search, lambda tokens: (0,))
+            )  # ids: the vocabulary is not known yet
         beside = [path for path in (self.prefixes.prefix_file, self.terms.constraint_file) if path is not None]
         if beside:
             require_one_stdin(self.source, *beside)
@@ -170,85 +163,66 @@ class Request:
         """Raises TfexportError where other flags do not combine with the search."""
         from tfexport.decoding.stream import refuse_several
 
-        if options.alignment_layer != -1 and not options.reads_attention:
+        if options.alignment_layer != -1 and not (options.reads_attention or self._moves_tags or self.alignments):
             raise TfexportError("--alignment-layer needs --alignments, --replace-unk or --coverage-penalty. Add one.")
         if self.stream:
             refuse_several(options)
 
-    def _given(self) -> dict[str, Any]:
-        # Only jsonl has scores, and outputs with a prefix or phrases need the graph that computes them.
-        scores = self.stream or self.formats.output_format == "jsonl" or bool(self.prefixes) or bool(self.terms)
-        reads_attention = bool(self.alignments) or self.documents.markup is not None
-        return {"scores": scores, "attention": reads_attention, **self.search}
+    @property
+    def _search(self) -> Given[SearchOptions]:
+        # Text has no scores, and greedy search without them can be much faster.
+        return Given({"scores": self.stream or self.formats.output_format == "jsonl"}) | self.search
 
-    def options(self, token_ids: Any) -> SearchOptions:
-        """The search that the flags describe, with tokens as ids of the vocabulary."""
-        return SearchOptions.of(self._given(), token_ids)
+    @property
+    def _moves_tags(self) -> bool:
+        return self.documents.markup is not None
 
-    def load(self, window: int | None) -> Job:
+    @property
+    def request(self) -> Request:
+        """The flags as the request of a job."""
+        from tfexport.decoding.job import Request
+
+        return Request(
+            search=self._search,
+            input_format=self.formats.input_format,
+            output_format=self.formats.output_format,
+            alignments=self.alignments,
+            moves_tags=self._moves_tags,
+            has_requirements=bool(self.prefixes) or bool(self.terms),
+        )
+
+    def load(self, phrase_lines: Iterable[bytes] | None, window: int | None) -> Job:
         """Open the bundle and load everything that the run needs.
 
         Args:
+            phrase_lines: the lines of the file with the phrases of each line.
             window: the number of lines that are decoded together; None to choose it from the batch size.
         """
         from tfexport.bundle.reader import open_bundle
-        from tfexport.decoding.generation_config import options_with_defaults
-        from tfexport.decoding.translate import window_size
-        from tfexport.decoding.workers import CpuSplit
-        from tfexport.runtimes import load_runtime, require_workers, takes_workers
-        from tfexport.search.attention_trace import resolve_layer
-        from tfexport.search.token_rules import suppressed_ids
+        from tfexport.decoding.job import Job, Setup
 
-        bundle = open_bundle(self.directory)
-        name, precision = self.runtime.runtime, self.runtime.number_format
-        reader, writer = self._reader_and_writer(bundle)
-        options, defaults = options_with_defaults(
-            self._given(), bundle.generation_config, bundle.config, writer.token_ids
-        )
-        self._check_search(options)
-        suppressed_ids(bundle.config, options)
-        shortlist, terms = self._shortlist(bundle), self._terms(reader, writer, options)
-        if options.reads_attention:
-            resolve_layer(options.alignment_layer, bundle.config.n_decoder_layers)
-        at_once = window is None and takes_workers(name, bundle, precision)
-        split = CpuSplit.choose(self.batches.workers, self.batches.threads, at_once=at_once)
-        require_workers(name, bundle, precision, split.workers)
-        model = load_runtime(
-            name,
-            bundle,
-            precision=precision,
-            threads=split.threads,
-            share_weights=self.batches.share_weights,
-            shortlist=shortlist is not None,
-        )
-        model.prepare(options.needs)
-        size = window or window_size(self.batches.batch_size, split.workers)
-        chose_split = at_once and None in (self.batches.workers, self.batches.threads)
-        return Job(self, bundle, reader, writer, options, defaults, shortlist, terms, model, split, size, chose_split)
+        setup = Setup.of(open_bundle(self.directory), self.request)
+        self._check_search(setup.search)
+        setup = replace(setup, shortlist=self._shortlist(setup.bundle))
+        return Job.load(setup.with_terms(self._terms(setup, phrase_lines)), self.runtime, self.batches, window=window)
 
-    def _reader_and_writer(self, bundle: Bundle) -> tuple[Reader, Writer]:
-        from tfexport.decoding.line_reader import Reader
-        from tfexport.decoding.translate import Writer, with_alignments
-
-        reader = Reader.of(bundle, self.formats.input_format)
-        reader = replace(reader, tells_tokens=self.documents.markup is not None)
-        return with_alignments(self.alignments, reader, Writer.of(bundle, self.formats.output_format))
-
-    def _terms(self, reader: Reader, writer: Writer, options: SearchOptions) -> Terminology | None:
-        """The required and forbidden phrases, without the lines of a file of phrases."""
+    def _terms(self, setup: Setup, phrase_lines: Iterable[bytes] | None) -> Terminology | None:
+        """The required and forbidden phrases."""
         from tfexport.decoding.glossary import read_glossary
-        from tfexport.decoding.terminology import Terminology
-        from tfexport.search.search import require_beam
+        from tfexport.decoding.terminology import Terminology, phrases_in
 
-        asked = self.terms
-        if not asked:
+        if not self.terms:
             return None
-        if asked.constraint_file is not None:
-            require_beam(options)
-        path, case = asked.glossary, asked.glossary_case
-        glossary = None if path is None else read_glossary(path, reader.format, case)
-        terms = Terminology(writer.reader(), asked.constraint_columns, None, glossary, asked.keep_between)
-        return terms.ready(reader.format, options)
+        path, case = self.terms.glossary, self.terms.glossary_case
+        terms = Terminology(
+            setup.writer.reader(),
+            columns=self.terms.constraint_columns,
+            phrases=None if phrase_lines is None else phrases_in(phrase_lines),
+            glossary=None if path is None else read_glossary(path, setup.reader.format, case),
+            keep=self.terms.keep_between,
+        )
+        terms.require_readable()  # before the runtime, which takes longer to load
+        return terms
 
     def _shortlist(self, bundle: Bundle) -> Shortlist | None:
         from tfexport.decoding.shortlist import read_shortlist
@@ -258,97 +232,42 @@ class Request:
         source, target = bundle.tokenizer("source"), bundle.tokenizer("target")
         return read_shortlist(self.shortlist.shortlist, bundle.config, source, target, **self.shortlist.numbers)
 
-
-@dataclass(frozen=True)
-class Job:
-    """A request with everything that it needs, loaded."""
-
-    request: Request
-    bundle: Bundle
-    reader: Reader
-    writer: Writer
-    options: SearchOptions
-    defaults: GenerationDefaults
-    """The defaults of the options from the bundle."""
-    shortlist: Shortlist | None
-    terms: Terminology | None
-    model: Runtime[Any]
-    split: CpuSplit
-    window: int
-    """The number of lines that are decoded together."""
-    chose_split: bool
-    """Whether tfexport chose the workers or threads, not the user."""
-
-    def terminology(self, phrase_lines: Iterable[bytes] | None) -> Terminology | None:
-        """The required and forbidden phrases.
-
-        Args:
-            phrase_lines: the lines of the file with the phrases of each line.
-        """
-        from tfexport.decoding.terminology import phrases_in
-
-        if self.terms is None or phrase_lines is None:
-            return self.terms
-        return replace(self.terms, phrases=phrases_in(phrase_lines))
-
-    def decode(
-        self, reader: Reader, lines: Iterable[bytes], done: int, outputs: TargetReader | None = None
-    ) -> Iterator[Result]:
-        """The results of the lines after the first `done` ones; see `translate`."""
-        from tfexport.decoding.translate import translate
-
-        return translate(
-            self.model,
-            reader,
-            lines,
-            self.options,
-            batch_size=self.request.batches.batch_size,
-            max_batch_tokens=self.request.batches.max_batch_tokens,
-            window=self.window,
-            workers=self.split.workers,
-            done=done,
-            outputs=outputs,
-            shortlist=self.shortlist,
-        )
-
-    def identity(self) -> dict[str, Any]:
+    def identity(self, job: Job) -> dict[str, Any]:
         """Everything that the output depends on: only a run with the same identity continues its file."""
         from tfexport.bundle.reader import MANIFEST, file_sha256
 
-        asked, listed, prefixes = self.request.alignments, self.request.shortlist, self.request.prefixes
-        terms = self.request.terms
+        setup, words, listed, terms = job.setup, self.alignments, self.shortlist, self.terms
         return {
-            "bundle": file_sha256(self.bundle.directory / MANIFEST),
-            "runtime": self.request.runtime.runtime,
-            "precision": self.model.precision,
-            "search": asdict(self.options),
-            "input": [str(self.request.source), self.reader.format],
-            "documents": asdict(self.request.documents),
-            "prefixes": content_of(prefixes.prefix_file) if prefixes.prefix_file else prefixes.prefix_column,
+            "bundle": file_sha256(setup.bundle.directory / MANIFEST),
+            "runtime": self.runtime.runtime,
+            "precision": job.runtime.precision,
+            "search": asdict(setup.search),
+            "input": [str(self.source), setup.reader.format],
+            "documents": asdict(self.documents),
+            "prefixes": content_of(self.prefixes.prefix_file) or self.prefixes.prefix_column,
             "terms": [
-                content_of(terms.constraint_file) if terms.constraint_file else terms.constraint_columns,
+                content_of(terms.constraint_file) or terms.constraint_columns,
                 *(content_of(terms.glossary), terms.glossary_case, terms.keep_between),
             ],
-            "output": [self.writer.format, asked.alignments, asked.replace_unk, content_of(asked.unk_dictionary)],
+            "output": [setup.writer.format, words.alignments, words.replace_unk, content_of(words.unk_dictionary)],
             "shortlist": [content_of(listed.shortlist), listed.shortlist_first, listed.shortlist_best],
         }
 
-    def print_notes(self) -> None:
-        """Print the choices that were made for the user, and what was not checked."""
+    def notes(self, job: Job) -> Iterator[str]:
+        """The choices that were made for the user, and what was not checked."""
         from tfexport.decoding.shortlist import SHORTLIST_ADVICE
         from tfexport.verification.certificates import missing, parity_command
 
-        directory, formats = self.request.directory, self.request.formats
-        if formats.input_format is None and self.reader.format == "ids":
-            say(f"note: {directory} has no source vocabulary: the input is read as ids")
-        if formats.output_format is None and self.writer.format == "ids":
-            say(f"note: {directory} has no target vocabulary: the output is written as ids")
-        for line in self.defaults.notes():
-            say(f"note: {line}")
-        own = self.model.capabilities.shortlists and not self.options.reads_attention
-        if self.shortlist is not None and not own:
-            say(f"note: all logits are computed, because there are no graphs for shortlists: {SHORTLIST_ADVICE}")
-        if self.chose_split:
-            say(f"note: decoding with {self.split}; choose with --workers and --threads")
-        if reason := missing(self.bundle, self.model.name, self.model.precision):
-            say(f"note: {reason}: {parity_command(directory, self.model.name)}")
+        setup, runtime = job.setup, job.runtime
+        if self.formats.input_format is None and setup.reader.format == "ids":
+            yield f"{self.directory} has no source vocabulary: the input is read as ids"
+        if self.formats.output_format is None and setup.writer.format == "ids":
+            yield f"{self.directory} has no target vocabulary: the output is written as ids"
+        yield from setup.defaults.notes()
+        has_graphs = runtime.capabilities.shortlists and not setup.search.reads_attention
+        if setup.shortlist is not None and not has_graphs:
+            yield f"all logits are computed, because there are no graphs for shortlists: {SHORTLIST_ADVICE}"
+        if job.split is not None:
+            yield f"decoding with {job.split}; choose with --workers and --threads"
+        if reason := missing(setup.bundle, runtime.name, runtime.precision):
+            yield f"{reason}: {parity_command(self.directory, runtime.name)}"

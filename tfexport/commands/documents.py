@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfexport.commands.console import say, warned, with_progress
 from tfexport.errors import TfexportError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from tfexport.commands.output import Output
-    from tfexport.decoding.documents import Decode, DocumentResult
-    from tfexport.decoding.line_reader import Reader
+    from tfexport.decoding.documents import DocumentResult
+    from tfexport.decoding.job import Job
     from tfexport.decoding.request_options import AlignmentOptions, FormatOptions, PrefixOptions, TermOptions
-    from tfexport.decoding.translate import Writer
     from tfexport.documents.options import InputDocumentOptions
-    from tfexport.runtimes.base import Capacity
     from tfexport.system.input_files import Lines
 
 
@@ -65,45 +62,33 @@ def _flag(asked: InputDocumentOptions) -> str:
     return next(name for name, value in given.items() if value is not None)
 
 
-@dataclass(frozen=True)
-class DocumentJob:
-    """A run of `decode` over texts of many sentences."""
+def document_results(job: Job, options: InputDocumentOptions, lines: Lines, *, done: int) -> Iterator[DocumentResult]:
+    """The results of the units of an input after the first `done` ones.
 
-    asked: InputDocumentOptions
-    reader: Reader
-    writer: Writer
-    capacity: Capacity
-    window: int
-    """The number of sentences that are decoded together."""
+    Raises:
+        TfexportError: the bundle has no vocabularies, or the input cannot be read.
+    """
+    from tfexport.decoding.document_input import units_of
 
-    def results(self, lines: Lines, decode: Decode, *, done: int) -> Iterator[DocumentResult]:
-        """The results of the units of the input after the first `done` ones.
+    if job.setup.reader.format != "text" or job.setup.writer.tokenizer is None:
+        raise TfexportError(
+            f"{_flag(options)} needs vocabularies, which read and write text. Export again with --src-vocab."
+        )
+    maker = job.document_maker(options)
+    if options.parts == "sentences" and maker.language is None:
+        say("note: sentences are split by the rules of English; give another language with --language CODE")
+    units = units_of(lines, maker, options.column, is_whole=options.is_whole)
+    return job.documents(units, moves_tags=options.markup is not None, done=done)
 
-        Raises:
-            TfexportError: the bundle has no vocabularies, or the input cannot be read.
-        """
-        from tfexport.decoding.document_input import units_of
-        from tfexport.decoding.documents import DocumentMaker, translate_units
 
-        asked = self.asked
-        if self.reader.format != "text" or self.writer.tokenizer is None:
-            raise TfexportError(
-                f"{_flag(asked)} needs vocabularies, which read and write text. Export again with --src-vocab."
-            )
-        maker = DocumentMaker.of(self.reader, self.capacity, asked)
-        if asked.parts == "sentences" and maker.language is None:
-            say("note: sentences are split by the rules of English; give another language with --language CODE")
-        units = units_of(lines, maker, asked.column, is_whole=asked.is_whole)
-        is_aligned = asked.markup is not None
-        return translate_units(units, decode, self.writer, window=self.window, done=done, is_aligned=is_aligned)
+def write_documents(results: Iterable[DocumentResult], job: Job, options: InputDocumentOptions, out: Output) -> None:
+    """Write each unit, with a newline if it is a line."""
+    from tfexport.decoding.documents import document_record
+    from tfexport.system.json_text import json_text
 
-    def write(self, results: Iterator[DocumentResult], out: Output) -> None:
-        """Write each unit, with a newline if it is a line."""
-        from tfexport.decoding.documents import document_record
-        from tfexport.system.json_text import json_text
-
-        for one in warned(with_progress(results, "decoding lines")):
-            text, end = one.text, "" if self.asked.is_whole else "\n"
-            if self.writer.format == "jsonl":
-                text, end = json_text(document_record(one, self.writer), ensure_ascii=False), "\n"
-            print(text, file=out.file, end=end, flush=self.window == 1)
+    writer = job.setup.writer
+    for result in warned(with_progress(results, "decoding lines")):
+        text, end = result.text, "" if options.is_whole else "\n"
+        if writer.format == "jsonl":
+            text, end = json_text(document_record(result, writer), ensure_ascii=False), "\n"
+        print(text, file=out.file, end=end, flush=job.window == 1)

@@ -21,10 +21,10 @@ from tfexport.commands.console import (
     working,
 )
 from tfexport.commands.flags import AsJson, BundleDir, Input
-from tfexport.commands.signature import Given, with_options
+from tfexport.commands.signature import with_options
 from tfexport.errors import BundleError, TfexportError
 from tfexport.models.checkpoints.options import ReferenceOptions
-from tfexport.option import checked
+from tfexport.option import Given, checked
 from tfexport.system.input_files import opened, require_one_stdin
 from tfexport.system.json_text import json_text
 from tfexport.verification.options import CompareOptions

@@ -45,46 +45,29 @@ def score(
     A line that cannot be read gives an empty line and a warning; --json has its status.
     """
     from tfexport.bundle.reader import MANIFEST, file_sha256, open_bundle
-    from tfexport.decoding.line_reader import Reader
-    from tfexport.decoding.translate import Writer, scored, translate, window_size
-    from tfexport.decoding.workers import CpuSplit
-    from tfexport.runtimes import load_runtime, require_workers, takes_workers
-    from tfexport.search.search import SearchOptions
+    from tfexport.decoding.job import Job, Request, Setup, whole_outputs
+    from tfexport.decoding.translate import scored
 
     require_one_stdin(source, target)
     refuse_to_replace(output, source, target, bundle=directory)
     bundle = open_bundle(directory)
-    name, chosen = runtime.runtime, runtime.number_format
-    reader, writer = Reader.of(bundle, input_format), Writer.of(bundle, target_format)
-    split = CpuSplit.choose(batches.workers, batches.threads, at_once=takes_workers(name, bundle, chosen))
-    require_workers(name, bundle, chosen, split.workers)
-    model = load_runtime(name, bundle, precision=chosen, threads=split.threads, share_weights=batches.share_weights)
-    options = SearchOptions(length_penalty=0.0, max_length=bundle.config.max_target_length, token_scores=True)
+    request = Request(search=whole_outputs(bundle.config), input_format=input_format, output_format=target_format)
+    job = Job.load(Setup.of(bundle, request), runtime, batches)
+    reader, writer = job.setup.reader, job.setup.writer
     about = {
         "bundle": file_sha256(directory / MANIFEST),
-        "runtime": name,
-        "precision": model.precision,
+        "runtime": runtime.runtime,
+        "precision": job.runtime.precision,
         "input": [str(source), reader.format],
         "outputs": [content_of(target), writer.format],
         "output": "json" if as_json else "text",
     }
-    window = window_size(batches.batch_size, split.workers)
     with (
         opened(source) as lines,
         opened(target) as targets,
-        writing(output, about, resume=resume, window=window) as out,
+        writing(output, about, resume=resume, window=job.lines_at_once) as out,
     ):
-        results = translate(
-            model,
-            reader,
-            lines,
-            options,
-            batch_size=batches.batch_size,
-            window=window,
-            workers=split.workers,
-            done=out.done,
-            outputs=writer.reader(whole=True, lines=targets),
-        )
+        results = job.lines(lines, outputs=writer.reader(whole=True, lines=targets), done=out.done)
         with_unknown = 0
         for result in warned(with_progress(map(scored, results), "scoring lines")):
             with_unknown += writer.has_unknown(result)
@@ -101,6 +84,6 @@ def _line(result: Result, writer: Writer, as_json: bool) -> str:
         return json_text(writer.score_record(result), ensure_ascii=False)
     if not result.hypotheses:
         return ""
-    (found,) = result.hypotheses
-    steps = " ".join(f"{step:.6f}" for step in found.token_log_probs)
-    return f"{found.log_prob:.6f}\t{steps}"
+    (output,) = result.hypotheses
+    steps = " ".join(f"{step:.6f}" for step in output.token_log_probs)
+    return f"{output.log_prob:.6f}\t{steps}"

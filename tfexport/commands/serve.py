@@ -8,10 +8,11 @@ import typer
 
 from tfexport.commands.console import say
 from tfexport.commands.flags import Threads
-from tfexport.commands.signature import Given, with_options
+from tfexport.commands.signature import with_options
 from tfexport.config import ModelConfig
 from tfexport.decoding.request_options import RuntimeOptions
 from tfexport.errors import TfexportError
+from tfexport.option import Given
 from tfexport.scheduling.options import ServingOptions
 from tfexport.serving.options import ServerOptions
 from tfexport.system.processes import usable_cpus

@@ -6,17 +6,11 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
-from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
-from tfexport.option import Declared, checked, declared
-
-Group = TypeVar("Group")
-
-
-class Given(dict[str, Any], Generic[Group]):
-    """The options of a group that the user gave, by name. Options that were left out are missing."""
+from tfexport.option import Declared, Given, declared
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,9 +35,9 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def expanded(**values: Any) -> Any:
         for name, (group, as_given, fields) in groups.items():
-            given = {field: value for field in fields if (value := values.pop(field)) not in (None, [])}
-            converted = checked(group, given, as_flags=True)  # here, so that an error names the flag
-            values[name] = Given(given) if as_given else group(**converted)
+            flags = {field: value for field in fields if (value := values.pop(field)) not in (None, [])}
+            given: Given[Any] = Given.parse(group, flags, as_flags=True)  # here, so that an error names the flag
+            values[name] = given if as_given else group(**given)
         return command(**values)
 
     named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]

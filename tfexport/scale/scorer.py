@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tfexport.api.arguments import group_of, path_of, precision_of, require_runtime
-from tfexport.api.line_decoder import LineDecoder, score_options
 from tfexport.api.results import Translation, scored_translation_of
-from tfexport.bundle.reader import MANIFEST, file_sha256, open_bundle
-from tfexport.decoding.line_reader import Reader
+from tfexport.bundle.reader import MANIFEST, Bundle, file_sha256, open_bundle
+from tfexport.decoding.job import Job, Request, Setup, whole_outputs
 from tfexport.decoding.request_options import RuntimeOptions
-from tfexport.decoding.translate import Writer
 from tfexport.option import declared, with_keywords
 from tfexport.runtimes import load_runtime
 from tfexport.scale.options import ActorBatches, ScoreOptions
@@ -76,17 +74,22 @@ class Scorer(RowFunction):
         columns = {"source_column": source_column, "target_column": target_column}
         self._made_with, self.reads = (bundle, {**columns, **options}), columns_read(**columns)
         refuse_others(options, ScoreOptions, ActorBatches, RuntimeOptions)
-        self._chosen, self._batches = group_of(ScoreOptions, options), group_of(ActorBatches, options)
+        self._chosen, batches = group_of(ScoreOptions, options), group_of(ActorBatches, options)
         runtime = group_of(RuntimeOptions, options)
-        require_runtime(runtime.runtime, self._batches.threads)
+        require_runtime(runtime.runtime, batches.threads)
 
-        def loaded(folder: Path) -> LineDecoder:
+        def job_of(folder: Path) -> Job:
             opened, precision = open_bundle(folder), precision_of(runtime.precision)
-            model = load_runtime(runtime.runtime, opened, precision=precision, threads=self._batches.threads)
-            return LineDecoder(opened, model)
+            loaded = load_runtime(runtime.runtime, opened, precision=precision, threads=batches.threads)
+            return Job(
+                setup=Setup.of(opened, _request(opened)),
+                runtime=loaded,
+                batch_size=batches.batch_size,
+                max_batch_tokens=batches.max_batch_tokens,
+            )
 
-        self._forward = loaded(path_of("bundle", bundle))
-        self._reverse = loaded(self._chosen.reverse) if self._chosen.reverse is not None else None
+        self._forward = job_of(path_of("bundle", bundle))
+        self._reverse = job_of(self._chosen.reverse) if self._chosen.reverse is not None else None
 
     @classmethod
     def described(cls, bundle: Path, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,8 +98,7 @@ class Scorer(RowFunction):
         reverse = options.get("reverse")
         for folder in (bundle, *([Path(reverse)] if reverse is not None else [])):
             opened = open_bundle(folder)
-            Reader.of(opened, "text")
-            Writer.of(opened, "text")
+            Setup.of(opened, _request(opened))  # raises errors of options before a run begins
         names = ("source_column", "target_column", *declared(RuntimeOptions))
         about = {name: options.get(name) for name in names}
         if reverse is None:
@@ -123,19 +125,18 @@ class Scorer(RowFunction):
 
     def _scores(
         self,
-        lines: LineDecoder,
+        job: Job,
         values: Sequence[object],
         source: int,
         target: int,
         marked: dict[int, Row],
         singly: bool,
     ) -> Iterator[Translation]:
-        """Of one part of each value as the output of another, by a model."""
-        reader = lines.writer().reader(whole=True, lines=lines_of(values, {}, target))
-        given = {**score_options(lines.bundle.config), "max_batch_tokens": self._batches.max_batch_tokens}
-        window = 1 if singly else None
-        score = lines.decoder(True, None, self._batches.batch_size, 1, given, scored_translation_of, window=window)
-        return score(lines_of(values, marked, source), "text", reader)
+        """The scores of one part of each value as the output of another part, by a model."""
+        writer = job.setup.writer
+        outputs = writer.reader(whole=True, lines=lines_of(values, {}, target))
+        results = replace(job, window=1 if singly else None).lines(lines_of(values, marked, source), outputs=outputs)
+        return (scored_translation_of(result, writer) for result in results)
 
     def _values(self, row: Row) -> Mapping[str, Any]:
         if not row.found:
@@ -153,6 +154,10 @@ class Scorer(RowFunction):
         """The scores in the order of their columns, separated by tabs."""
         found = self._values(row)
         return "\t".join(f"{found[name]:.6f}" for name in self.added if name in found)
+
+
+def _request(bundle: Bundle) -> Request:
+    return Request(search=whole_outputs(bundle.config), input_format="text", output_format="text")
 
 
 def _row(forward: Translation, reverse: Translation | None) -> Row:

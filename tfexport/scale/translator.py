@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tfexport.api.arguments import group_of, path_of, precision_of, require_runtime
-from tfexport.api.line_decoder import LineDecoder
 from tfexport.bundle.reader import open_bundle
-from tfexport.decoding.generation_config import options_with_defaults
-from tfexport.decoding.line_reader import Reader, TargetReader
-from tfexport.decoding.request_options import InputFormat, RuntimeOptions
+from tfexport.decoding.job import Job, Request, Setup
+from tfexport.decoding.request_options import RuntimeOptions
 from tfexport.decoding.translate import Result, Writer
 from tfexport.errors import TfexportError
-from tfexport.option import declared, with_keywords
+from tfexport.option import Given, declared, with_keywords
 from tfexport.runtimes import load_runtime
 from tfexport.scale.options import ActorBatches
 from tfexport.scale.row_function import Kind, Row, RowFunction, columns_read, lines_of
@@ -64,29 +62,26 @@ class Translator(RowFunction):
         self._made_with = bundle, {"text_column": text_column, **options}
         batches, runtime = group_of(ActorBatches, options), group_of(RuntimeOptions, options)
         others = {*declared(ActorBatches), *declared(RuntimeOptions)}
-        search = {name: value for name, value in options.items() if name not in others}
-        _require_effect(search)
+        request = _request({name: value for name, value in options.items() if name not in others})
         require_runtime(runtime.runtime, batches.threads)
         opened = open_bundle(path_of("bundle", bundle))
-        self._batches = batches
         loaded = load_runtime(
             runtime.runtime, opened, precision=precision_of(runtime.precision), threads=batches.threads
         )
-        self._lines, self._search = LineDecoder(opened, loaded), search
-        self._options = self._lines.options(search)
-        self._decoder("")  # tells of options that cannot be used
+        self._job = Job(
+            setup=Setup.of(opened, request),
+            runtime=loaded,
+            batch_size=batches.batch_size,
+            max_batch_tokens=batches.max_batch_tokens,
+            window=WINDOW,
+        )
 
     @classmethod
     def described(cls, bundle: Path, options: Mapping[str, Any]) -> dict[str, Any]:
         """See `RowFunction.described`."""
-        _require_effect(options)
-        opened = open_bundle(bundle)
-        Reader.of(opened, "text")
-        writer = Writer.of(opened, "text")
-        given = {name: value for name, value in options.items() if name in declared(SearchOptions)}
-        search, _ = options_with_defaults(given, opened.generation_config, opened.config, writer.token_ids)
+        request = _request({name: value for name, value in options.items() if name in declared(SearchOptions)})
         chosen = {name: options.get(name) for name in ("text_column", *declared(RuntimeOptions))}
-        return {**chosen, "search": asdict(search)}
+        return {**chosen, "search": asdict(Setup.of(open_bundle(bundle), request).search)}
 
     @classmethod
     def for_text(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -96,32 +91,29 @@ class Translator(RowFunction):
     @property
     def added(self) -> Mapping[str, Kind]:
         """The columns that it adds."""
-        options = self._options
-        one: dict[str, Kind] = {"text": str, "status": str, "message": str, "score": float}
-        several = max(options.nbest, options.samples, options.alternatives) > 1
-        return {**one, "nbest": [{"text": str, "score": float}]} if several else one
+        search = self._job.setup.search
+        columns: dict[str, Kind] = {"text": str, "status": str, "message": str, "score": float}
+        several = max(search.nbest, search.samples, search.alternatives) > 1
+        return {**columns, "nbest": [{"text": str, "score": float}]} if several else columns
 
     def rows(self, values: Sequence[object], place: str = "", *, singly: bool = False) -> Iterator[Row]:
         """The translations of these values; see `RowFunction.rows`. Samples depend on the place, so that those of two
         places differ."""
         marked: dict[int, Row] = {}
-        decoded = self._decoder(place, singly)(lines_of(values, marked), "text", None)
-        for number, row in enumerate(decoded):
-            yield marked.pop(number) if number in marked else row
+        job = self._job_at(place, singly=singly)
+        for number, result in enumerate(job.lines(lines_of(values, marked))):
+            yield marked.pop(number) if number in marked else _row(result, job.setup.writer)
 
-    def _decoder(
-        self, place: str, singly: bool = False
-    ) -> Callable[[Iterable[bytes], InputFormat, TargetReader | None], Iterator[Row]]:
-        search = dict(self._search)
-        if self._options.samples:
-            name = f"{self._options.seed} {place}".encode()
-            search["seed"] = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest())
-        window = 1 if singly else WINDOW
-        given = {**search, "max_batch_tokens": self._batches.max_batch_tokens}
-        return self._lines.decoder(False, None, self._batches.batch_size, 1, given, _row, window=window)
+    def _job_at(self, place: str, *, singly: bool) -> Job:
+        job, setup = replace(self._job, window=1) if singly else self._job, self._job.setup
+        if not setup.search.samples:
+            return job
+        name = f"{setup.search.seed} {place}".encode()
+        seed = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest())
+        return replace(job, setup=replace(setup, search=replace(setup.search, seed=seed)))
 
     def _place(self, values: Sequence[object]) -> str:
-        if not self._options.samples:
+        if not self._job.setup.search.samples:
             return ""
         # The same text is the same place, as strings and as bytes: each kind of batch draws the same samples.
         text = [one.decode("utf-8", "surrogateescape") if isinstance(one, bytes) else one for one in values]
@@ -153,8 +145,13 @@ def _row(result: Result, writer: Writer) -> Row:
     return Row(result.status, result.message, tuple(found))
 
 
-def _require_effect(options: Mapping[str, Any]) -> None:
-    """Raises TfexportError where an option is given that would be ignored."""
+def _request(options: Mapping[str, Any]) -> Request:
+    """The request of options of a search.
+
+    Raises:
+        TfexportError: an option cannot be used, or would have no effect.
+    """
     for name, reason in WITHOUT_EFFECT.items():
         if options.get(name):
             raise TfexportError(f"{name} has no effect on a corpus: {reason}. Leave it out.")
+    return Request(search=Given.parse(SearchOptions, options), input_format="text", output_format="text")

@@ -112,7 +112,7 @@ class HowToLoad:
                 "leave --certified out."
             )
         if isinstance(model, Model):
-            model.serve(**{name: getattr(self.scheduling, name) for name in self.scheduling.__dataclass_fields__})
+            model.start(self.scheduling)
         slots = self.scheduling.slots
         return Served(place, bundle, model, self.runtime, short_name(model.precision), problem, files, slots=slots)
 

@@ -88,7 +88,7 @@ def test_data_frames_have_the_same_types_without_rows_and_without_numbers(tiny_b
 def test_rows_of_a_shard_are_decoded_by_length(
     translator: Translator, wanted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runtime = translator._lines.runtime
+    runtime = translator._job.runtime
     encode, padded, read = runtime.encode, list[int](), list[int]()
 
     def counted(src_ids: Any, src_len: Any, **given: Any) -> Any:

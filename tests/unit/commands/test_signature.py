@@ -11,8 +11,8 @@ import typer
 from typer.testing import CliRunner
 
 from tfexport.cli import app as tfexport
-from tfexport.commands.signature import Given, with_options
-from tfexport.option import Options, declared, numbers, option
+from tfexport.commands.signature import with_options
+from tfexport.option import Given, Options, declared, numbers, option
 from tfexport.search.options import SearchOptions
 
 
