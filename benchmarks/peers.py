@@ -63,7 +63,7 @@ class Timed(BaseRuntime):
     parts of the time between their begin and their results.
     """
 
-    def __init__(self, runtime: Runtime[Any]):
+    def __init__(self, runtime: Runtime):
         self._runtime = runtime
         self.name, self.config, self.precision = runtime.name, runtime.config, runtime.precision
         self.capacity = runtime.capacity
@@ -105,7 +105,7 @@ class Timed(BaseRuntime):
 class RuntimePeer:
     """A runtime of tfexport under tfexport's search."""
 
-    def __init__(self, name: str, runtime: Runtime[Any]):
+    def __init__(self, name: str, runtime: Runtime):
         self.name, self.runtime, self.precision = name, runtime, runtime.precision
         self._timed = Timed(runtime)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from benchmarks.gpu_day.stage import Task
 from benchmarks.gpu_day.stand_ins import have_stand_ins
 from tfexport.bundle.reader import Bundle
@@ -20,7 +18,7 @@ def device(task: Task) -> str:
     return "cpu" if task.rehearsal else "cuda"
 
 
-def runtime(task: Task, name: str, bundle: Bundle, precision: Precision) -> Runtime[Any]:
+def runtime(task: Task, name: str, bundle: Bundle, precision: Precision) -> Runtime:
     """A runtime of a GPU. In a rehearsal `ort-cuda` does all its work over the stand-ins and tells random tokens.
 
     Raises:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -100,7 +100,7 @@ def sources(bundle: Bundle) -> list[list[int]]:
     return [reader.ids(line) for line in SENTENCES.read_bytes().splitlines()]
 
 
-def load(name: str, bundle: Bundle, precision: Precision) -> Runtime[Any]:
+def load(name: str, bundle: Bundle, precision: Precision) -> Runtime:
     if name == "torch-cuda-compiled":
         return TorchRuntime.from_bundle(bundle, device="cuda", precision=precision, compiled=True)
     return load_runtime(name, bundle, precision=precision)
@@ -118,7 +118,7 @@ def not_here(name: str, error: Exception) -> NoReturn:
         for precision in FLOATS
     ],
 )
-def runtime(request: pytest.FixtureRequest, bundle: Bundle) -> Iterator[Runtime[Any]]:
+def runtime(request: pytest.FixtureRequest, bundle: Bundle) -> Iterator[Runtime]:
     name, short = request.param
     if name == "tensorrt":
         no_engines = request.getfixturevalue("no_engines")  # not by name: the others need no engines
@@ -141,7 +141,7 @@ def free_memory() -> int:
 @pytest.mark.parametrize("beam", [1, 4])
 @pytest.mark.parametrize("batch_size", [1, 32])
 def test_parity(
-    runtime: Runtime[Any], reference: TorchRuntime, sources: list[list[int]], batch_size: int, beam: int
+    runtime: Runtime, reference: TorchRuntime, sources: list[list[int]], batch_size: int, beam: int
 ) -> None:
     """In float32 every token, and numbers as close to float64 as PyTorch's own; in half precision the best token at 99.9 %
     (float16) and 99 % (bfloat16) of the steps, and outputs that are as good."""
@@ -155,7 +155,7 @@ def test_parity(
 
 @pytest.mark.parametrize("beam", [1, 4])
 def test_rows_follow_their_hypotheses_through_every_cache(
-    runtime: Runtime[Any], reference: TorchRuntime, sources: list[list[int]], beam: int
+    runtime: Runtime, reference: TorchRuntime, sources: list[list[int]], beam: int
 ) -> None:
     """70 steps, past the caches of 32 and of 64 slots, with beams reordered and sentences dropped on the way."""
     src_ids, src_len = pad(sources[:5], reference.config.pad_id)
@@ -188,7 +188,7 @@ def test_rows_follow_their_hypotheses_through_every_cache(
 
 @pytest.mark.parametrize("beam", [1, 4])
 def test_no_step_takes_memory_and_known_shapes_take_none_again(
-    runtime: Runtime[Any], sources: list[list[int]], beam: int
+    runtime: Runtime, sources: list[list[int]], beam: int
 ) -> None:
     src_ids, src_len = pad(sources[:8], runtime.config.pad_id)
     reordered = np.arange(8 * beam).reshape(8, beam)[:, ::-1].ravel()
@@ -217,9 +217,7 @@ def test_no_step_takes_memory_and_known_shapes_take_none_again(
 
 
 @pytest.mark.parametrize("beam", [1, 4])
-def test_steps_made_at_once_find_what_single_steps_find(
-    runtime: Runtime[Any], sources: list[list[int]], beam: int
-) -> None:
+def test_steps_made_at_once_find_what_single_steps_find(runtime: Runtime, sources: list[list[int]], beam: int) -> None:
     """Three times: launches are recorded the second time, and replayed the third."""
     capabilities = runtime.capabilities
     if not (capabilities.greedy_ahead if beam == 1 else capabilities.beam_ahead):

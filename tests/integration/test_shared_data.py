@@ -89,7 +89,7 @@ def sources(expected: list[dict[str, Any]]) -> list[list[int]]:
     return [record["src"] for record in expected]
 
 
-def outputs(runtime: Runtime[Any], sources: list[list[int]], beam: int, *, batch: int = 32) -> list[tuple[int, ...]]:
+def outputs(runtime: Runtime, sources: list[list[int]], beam: int, *, batch: int = 32) -> list[tuple[int, ...]]:
     """The best hypothesis of each source, so many decoded together."""
     options = SearchOptions(beam=beam, max_length=50)
     batches = (sources[start : start + batch] for start in range(0, len(sources), batch))

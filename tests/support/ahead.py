@@ -177,7 +177,7 @@ class LateExecutable:
         return lambda: self._device.enqueue(call)
 
 
-def on_host(runtime: Runtime[Any], sources: Sequence[Any], options: SearchOptions) -> list[list[Hypothesis]]:
+def on_host(runtime: Runtime, sources: Sequence[Any], options: SearchOptions) -> list[list[Hypothesis]]:
     """What a search finds that sees each step."""
     steps = search_steps(runtime, sources, options)
     while True:

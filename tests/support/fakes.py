@@ -15,14 +15,16 @@ from tfexport.config import ModelConfig
 from tfexport.contract import Precision
 from tfexport.runtimes.base import (
     Argmax,
-    Ask,
+    ArgmaxRequest,
     BaseRuntime,
     Best,
+    BestRequest,
     Capabilities,
     Capacity,
     FloatArray,
     IntArray,
-    Told,
+    StepOutput,
+    StepRequest,
     best_from_logits,
 )
 
@@ -260,22 +262,24 @@ class JoiningRuntime(ScriptedRuntime):
         return _best(logits, count), state
 
     def argmax(self, state: Any, tokens: IntArray, banned: Sequence[int]) -> tuple[Argmax, Any]:
-        [told], state = self.tell(state, tokens, [Ask("argmax", banned=tuple(banned))])
-        assert isinstance(told, Argmax)
-        return told, state
+        [output], state = self.shared_step(state, tokens, [ArgmaxRequest(tuple(banned))])
+        assert isinstance(output, Argmax)
+        return output, state
 
-    def tell(self, state: Any, tokens: IntArray, asks: Sequence[Ask]) -> tuple[list[Told], Any]:
+    def shared_step(
+        self, state: Any, tokens: IntArray, requests: Sequence[StepRequest]
+    ) -> tuple[list[StepOutput], Any]:
         logits, state = self.step(state, tokens)
-        told: list[Told] = []
-        for ask in asks:
-            if ask.kind == "argmax":
+        outputs: list[StepOutput] = []
+        for request in requests:
+            if isinstance(request, ArgmaxRequest):
                 allowed = logits.copy()
-                allowed[:, list(ask.banned)] = -np.inf
+                allowed[:, list(request.banned)] = -np.inf
                 ids = allowed.argmax(axis=1)[:, None]
-                told.append(Argmax(np.take_along_axis(allowed, ids, axis=1), ids))
+                outputs.append(Argmax(np.take_along_axis(allowed, ids, axis=1), ids))
             else:
-                told.append(logits if ask.kind == "logits" else _best(logits, ask.count))
-        return told, state
+                outputs.append(_best(logits, request.count) if isinstance(request, BestRequest) else logits)
+        return outputs, state
 
 
 def _best(logits: FloatArray, count: int) -> Best:

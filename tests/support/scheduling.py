@@ -50,7 +50,7 @@ class Answer:
 class Driver:
     """A scheduler with workers over one runtime, in one thread."""
 
-    def __init__(self, runtime: Runtime[Any], *, workers: int = 1, **options: Any):
+    def __init__(self, runtime: Runtime, *, workers: int = 1, **options: Any):
         self.now, self.runtime = 0.0, runtime
         self.scheduler = Scheduler(
             ServingOptions(**options),
@@ -99,7 +99,7 @@ class Driver:
         return Decoder(self.runtime, lambda: self.now)
 
 
-def problems(runtime: Runtime[Any], answer: Answer) -> list[str]:
+def problems(runtime: Runtime, answer: Answer) -> list[str]:
     """What differs between an answer and a search of each of its sentences alone, to the last bit."""
     if answer.is_cancelled:
         return []
@@ -150,7 +150,7 @@ ATTENTION: tuple[dict[str, Any], ...] = ({"attention": True}, {"beam": 3, "cover
 
 
 def drive(
-    runtime: Runtime[Any],
+    runtime: Runtime,
     seed: int,
     requests: int,
     *,

@@ -39,7 +39,7 @@ MOST_SETUPS = 100
 class LoadedModel:
     """The part of `Model` that all methods share."""
 
-    def __init__(self, bundle: Bundle, runtime: Runtime[Any]):
+    def __init__(self, bundle: Bundle, runtime: Runtime):
         self._bundle, self._runtime = bundle, runtime
         self._setups: dict[Request, Setup] = {}
         for side in ("source", "target"):

@@ -34,7 +34,7 @@ other calls wait."""
 class ScheduledModel(LoadedModel):
     """The part of `Model` that has a scheduler, which starts with the first request."""
 
-    def __init__(self, bundle: Bundle, runtime: Runtime[Any]):
+    def __init__(self, bundle: Bundle, runtime: Runtime):
         super().__init__(bundle, runtime)
         self._service: Service | None = None
         self._is_closed = False

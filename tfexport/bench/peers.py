@@ -48,7 +48,7 @@ class Peer(Protocol):
 class RuntimePeer:
     """A runtime of tfexport with `workers` that share it and are kept between calls of `decode`."""
 
-    def __init__(self, runtime: Runtime[Any], workers: int = 1):
+    def __init__(self, runtime: Runtime, workers: int = 1):
         self.name, self.runtime, self.workers = runtime.name, runtime, workers
         self._pool: WorkerPool | None = None
         self._loaded_for: tuple[int, bool] | None = None

@@ -90,7 +90,7 @@ class Profile:
         self._lock = threading.Lock()
 
     @contextmanager
-    def watching(self, runtime: Runtime[Any], state: type) -> Iterator[None]:
+    def watching(self, runtime: Runtime, state: type) -> Iterator[None]:
         """Replace the methods of `runtime` and of its states, which have the class `state`."""
         methods = {"encode": "encode", "step": "step", "best": "step", "argmax": "step"}
         wanted = [(type(runtime), name, part) for name, part in methods.items()] + [(state, "select", "select")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -83,7 +83,7 @@ def require_drawable(config: ModelConfig, sizes: Iterable[tuple[int, int]]) -> N
         )
 
 
-def attention_maps(runtime: Runtime[Any], source: Sequence[int], target: Sequence[int]) -> FloatArray:
+def attention_maps(runtime: Runtime, source: Sequence[int], target: Sequence[int]) -> FloatArray:
     """The cross-attention [layers, heads, target, source] of a model along `target`, given the encoder's ids `source`.
 
     `target` has no bos, and need not be an output that the model would choose.

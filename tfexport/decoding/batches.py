@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
 
 from tfexport.decoding.workers import Outputs, WorkerPool, worker_ended_error
 from tfexport.runtimes.base import Runtime
@@ -29,7 +28,7 @@ Task = tuple[list[list[int]], Future[Outputs]]
 
 
 def decode_all(
-    runtime: Runtime[Any], sources: Sequence[Sentence], options: SearchOptions, *, batch_size: int, workers: int = 1
+    runtime: Runtime, sources: Sequence[Sentence], options: SearchOptions, *, batch_size: int, workers: int = 1
 ) -> list[list[Hypothesis]]:
     """The hypotheses of each of `sources` (encoder ids), decoded in batches of up to `batch_size`."""
     with WorkerPool(runtime, workers, options) as pool:

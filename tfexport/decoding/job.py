@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
@@ -113,7 +112,7 @@ class Job:
     """Decodes lines with a loaded bundle."""
 
     setup: Setup
-    runtime: Runtime[Any]
+    runtime: Runtime
     batch_size: int = 32
     """The largest number of sentences decoded together."""
     max_batch_tokens: int | None = None

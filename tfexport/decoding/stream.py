@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TextIO
+from typing import TextIO
 
 from tfexport.decoding.line_reader import Reader, TargetReader
 from tfexport.decoding.shortlist import Shortlist
@@ -44,7 +44,7 @@ class Streamed:
 
 
 def stream(
-    runtime: Runtime[Any], source: Source | Sequence[int], options: SearchOptions, writer: Writer
+    runtime: Runtime, source: Source | Sequence[int], options: SearchOptions, writer: Writer
 ) -> Iterator[Step | Hypothesis]:
     """Decode one source (encoder ids). Yields each token as soon as it is decided, and then the whole output.
 
@@ -104,7 +104,7 @@ def refuse_several(options: SearchOptions) -> None:
 
 
 def stream_lines(
-    runtime: Runtime[Any],
+    runtime: Runtime,
     reader: Reader,
     lines: Iterable[bytes],
     options: SearchOptions,

@@ -73,16 +73,6 @@ class Terminology:
             except Unreadable as problem:
                 raise TfexportError(f"the glossary forbids {text[:MOST_SHOWN]!r}: {problem}. Correct it.") from problem
 
-    def ready(self, format: InputFormat, options: SearchOptions) -> Terminology:
-        """`for_search`, with `require_format` and `require_readable` for sources of a format.
-
-        Raises:
-            TfexportError: as these.
-        """
-        self.require_format(format)
-        self.require_readable()
-        return self.for_search(options)
-
     @property
     def most_bytes(self) -> int:
         """The approximate size of the phrases of a list and of the target phrases of the glossary."""

@@ -207,7 +207,7 @@ def window_size(batch_size: int, workers: int) -> int:
 
 
 def translate(
-    runtime: Runtime[Any],
+    runtime: Runtime,
     reader: Reader,
     lines: Iterable[bytes],
     options: SearchOptions,

@@ -17,7 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from threading import Event
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Runtime
@@ -72,7 +72,7 @@ class WorkerPool:
         forks: False to use threads in any case.
     """
 
-    def __init__(self, runtime: Runtime[Any], workers: int, options: SearchOptions, *, forks: bool = True):
+    def __init__(self, runtime: Runtime, workers: int, options: SearchOptions, *, forks: bool = True):
         self.runtime, self.workers = runtime, workers
         self._pool: Executor | None = None
         self._processes: list[BaseProcess] = []
@@ -146,11 +146,11 @@ class WorkerPool:
             self._processes = self._processes or [c for c in multiprocessing.active_children() if c not in others]
 
 
-_runtime: Runtime[Any] | None = None
+_runtime: Runtime | None = None
 """The runtime of a worker process, inherited by the fork."""
 
 
-def _begin_process(runtime: Runtime[Any], parent: int) -> None:
+def _begin_process(runtime: Runtime, parent: int) -> None:
     global _runtime
     end_with_parent()
     if os.getppid() != parent:  # the parent has ended already
@@ -168,7 +168,7 @@ def _search_in_process(batches: Sequence[Batch], options: SearchOptions) -> Outp
 
 
 def _search_all(
-    runtime: Runtime[Any], batches: Sequence[Batch], options: SearchOptions, stopped: Event | None = None
+    runtime: Runtime, batches: Sequence[Batch], options: SearchOptions, stopped: Event | None = None
 ) -> Outputs:
     return [search(runtime, batch, options) for batch in batches if stopped is None or not stopped.is_set()]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tfexport.bundle.reader import Bundle
 from tfexport.contract import QUANTIZED, Precision, short_name
 from tfexport.errors import RuntimeUnavailable, TfexportError
@@ -20,7 +18,7 @@ def load_runtime(
     threads: int | None = None,
     share_weights: bool = False,
     shortlist: bool = False,
-) -> Runtime[Any]:
+) -> Runtime:
     """The runtime `name` on `bundle`.
 
     Args:
@@ -106,7 +104,7 @@ def _load(
     threads: int | None,
     share_weights: bool,
     shortlist: bool,
-) -> Runtime[Any]:
+) -> Runtime:
     if name == "tensorrt":
         from tfexport.runtimes.tensorrt import tensorrt
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,18 +35,29 @@ class Argmax(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """What a search asks of a step."""
+class BestRequest:
+    """Requests the `Best` tokens of a step."""
 
-    kind: Literal["best", "argmax", "logits"]
-    count: int = 0
-    """Of `best`: how many tokens of each row."""
+    count: int
+    """The number of tokens of each row."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArgmaxRequest:
+    """Requests the `Argmax` of a step."""
+
     banned: tuple[int, ...] = ()
-    """Of `argmax`: ids that may not come."""
+    """Ids that are not considered."""
 
 
-Told: TypeAlias = "Best | Argmax | FloatArray"
-"""What a step tells for an `Ask`: by its kind the best tokens, the best one, or logits [rows, vocab]."""
+@dataclass(frozen=True, slots=True)
+class LogitsRequest:
+    """Requests the logits of a step, [rows, vocab] float32."""
+
+
+StepRequest: TypeAlias = BestRequest | ArgmaxRequest | LogitsRequest
+StepOutput: TypeAlias = "Best | Argmax | FloatArray"
+"""The output of a step for a request."""
 
 
 class Continuations(NamedTuple):
@@ -135,7 +146,7 @@ class Capabilities:
     beam_ahead: bool = False
     """`Runtime.search_ahead` is implemented for searches with a beam."""
     joins: bool = False
-    """The states of `encode` are `JoiningState`s, and `Runtime.tell` takes several asks."""
+    """The states of `encode` are `JoiningState`s, and `Runtime.shared_step` is implemented."""
 
 
 class DecoderState(Protocol):
@@ -172,7 +183,7 @@ class DecoderState(Protocol):
 class JoiningState(DecoderState, Protocol):
     """A state that takes new sentences while others are under way, so that sentences of several ages share each step.
 
-    A sentence has a place, its number in the state. What a step tells of a row does not depend on the other places, to the
+    A sentence has a place, its number in the state. The output of a row does not depend on the other places, to the
     last bit.
     """
 
@@ -189,11 +200,11 @@ class JoiningState(DecoderState, Protocol):
         ...
 
 
-State = TypeVar("State", bound=DecoderState)
+class Runtime(Protocol):
+    """One way to execute a model. `BaseRuntime` has defaults for the members that few runtimes implement.
 
-
-class Runtime(Protocol[State]):
-    """One way to execute a model. `BaseRuntime` has defaults for the members that few runtimes implement."""
+    States are `DecoderState`s. A runtime accepts only states that it returned itself.
+    """
 
     @property
     def name(self) -> str: ...
@@ -218,7 +229,7 @@ class Runtime(Protocol[State]):
         """Load what such a search needs. A search that was not prepared for loads it later."""
         ...
 
-    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> State:
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> Any:
         """Encode `src_ids` [batch, src], of which the first `src_len` [batch] count; returns the state before any token.
 
         Args:
@@ -232,7 +243,7 @@ class Runtime(Protocol[State]):
 
     def encode_shortlisted(
         self, src_ids: IntArray, src_len: IntArray, candidates: Sequence[IntArray], *, beam: int = 1
-    ) -> State:
+    ) -> Any:
         """`encode` for sentences whose outputs consist of their `candidates` (sorted ids, for each sentence) alone.
 
         All other tokens have logit and log-probability -inf; log-probabilities are normalised over the candidates. Only if
@@ -240,30 +251,32 @@ class Runtime(Protocol[State]):
         """
         ...
 
-    def step(self, state: State, tokens: IntArray) -> tuple[FloatArray, State]:
+    def step(self, state: Any, tokens: IntArray) -> tuple[FloatArray, Any]:
         """Feed the next `tokens` [rows]; returns logits [rows, vocab] float32, and the state that includes these tokens."""
         ...
 
-    def best(self, state: State, tokens: IntArray, count: int) -> tuple[Best, State]:
+    def best(self, state: Any, tokens: IntArray, count: int) -> tuple[Best, Any]:
         """`step`, of whose logits only the `count` best tokens of each row leave the device.
 
         There are as many as the vocabulary has where that is fewer.
         """
         ...
 
-    def argmax(self, state: State, tokens: IntArray, banned: Sequence[int]) -> tuple[Argmax, State]:
+    def argmax(self, state: Any, tokens: IntArray, banned: Sequence[int]) -> tuple[Argmax, Any]:
         """`step`, of whose logits only the largest of each row leaves the device, the ids `banned` excluded. This is faster
         than `best`. Only if `capabilities.argmax`.
         """
         ...
 
-    def tell(self, state: State, tokens: IntArray, asks: Sequence[Ask]) -> tuple[list[Told], State]:
-        """A step that tells something for each of `asks`, always of all rows. Either all asks are `argmax`, or none is.
-        Only if `capabilities.joins`.
+    def shared_step(
+        self, state: Any, tokens: IntArray, requests: Sequence[StepRequest]
+    ) -> tuple[list[StepOutput], Any]:
+        """A step that returns an output of all rows for each request. Either all are `ArgmaxRequest`s, or none is. Only if
+        `capabilities.joins`.
         """
         ...
 
-    def search_ahead(self, state: State, request: Ahead) -> tuple[Continuations, State]:
+    def search_ahead(self, state: Any, request: Ahead) -> tuple[Continuations, Any]:
         """Make `AHEAD` steps, each with the tokens that the one before found best.
 
         Equal continuations are ordered by beam, then by rank; log-probabilities are summed in float64. A sentence goes on
@@ -276,7 +289,7 @@ class Runtime(Protocol[State]):
         """
         ...
 
-    def begin_ahead(self, state: State, request: Ahead, sentences: int) -> None:
+    def begin_ahead(self, state: Any, request: Ahead, sentences: int) -> None:
         """Begin the next `search_ahead` of `state`, which `search_ahead` returned, and do not wait for it. Meanwhile the
         host finds out which sentences are done; they may leave by `state.select` before the steps are asked for.
 
@@ -313,8 +326,10 @@ class BaseRuntime:
     def begin_ahead(self, state: Any, request: Ahead, sentences: int) -> None:
         """Nothing: the steps are made when they are asked for."""
 
-    def tell(self, state: Any, tokens: IntArray, asks: Sequence[Ask]) -> tuple[list[Told], Any]:
-        raise NotImplementedError(f"{type(self).__name__} joins no states; use the function `tell`")
+    def shared_step(
+        self, state: Any, tokens: IntArray, requests: Sequence[StepRequest]
+    ) -> tuple[list[StepOutput], Any]:
+        raise NotImplementedError(f"{type(self).__name__} joins no states; use the function `step_for`")
 
 
 class ClassifierRuntime(Protocol):
@@ -337,11 +352,13 @@ class ClassifierRuntime(Protocol):
         ...
 
 
-def tell(runtime: Runtime[Any], state: Any, tokens: IntArray, ask: Ask) -> tuple[Told, Any]:
-    """A step of any runtime that tells one thing."""
-    if ask.kind == "argmax":
-        return runtime.argmax(state, tokens, ask.banned)
-    return runtime.best(state, tokens, ask.count) if ask.kind == "best" else runtime.step(state, tokens)
+def step_for(runtime: Runtime, state: Any, tokens: IntArray, request: StepRequest) -> tuple[StepOutput, Any]:
+    """A step of any runtime with the output of a request, and the next state."""
+    if isinstance(request, ArgmaxRequest):
+        return runtime.argmax(state, tokens, request.banned)
+    if isinstance(request, BestRequest):
+        return runtime.best(state, tokens, request.count)
+    return runtime.step(state, tokens)
 
 
 def best_from_logits(logits: FloatArray, count: int) -> Best:

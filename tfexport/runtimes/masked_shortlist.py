@@ -55,7 +55,7 @@ class MaskedState:
 class MaskedShortlistRuntime(BaseRuntime):
     """A runtime whose logits are -inf for words outside of the shortlist."""
 
-    def __init__(self, inner: Runtime[Any]):
+    def __init__(self, inner: Runtime):
         self._inner = inner
 
     @property

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tfexport.runtimes.base import Argmax, Best, FloatArray, IntArray, Runtime, Told, tell
+from tfexport.runtimes.base import Argmax, Best, FloatArray, IntArray, Runtime, StepOutput, step_for
 from tfexport.scheduling.groups import Group, asks_of, failed, grouped, pieces
 from tfexport.scheduling.sentences import Event, Sentence
 from tfexport.search.search import pad, search_batch
@@ -62,7 +62,7 @@ class Batch(Protocol):
         ...
 
 
-def kind_of(runtime: Runtime[Any], sentence: Sentence) -> Hashable:
+def kind_of(runtime: Runtime, sentence: Sentence) -> Hashable:
     """The kind of a sentence. Sentences of one kind may share a batch, because they run the same graph."""
     options, source = sentence.options, sentence.source
     if joins(runtime, sentence):
@@ -70,12 +70,12 @@ def kind_of(runtime: Runtime[Any], sentence: Sentence) -> Hashable:
     return options, source.candidates is None, asks_of(runtime, sentence)
 
 
-def joins(runtime: Runtime[Any], sentence: Sentence) -> bool:
+def joins(runtime: Runtime, sentence: Sentence) -> bool:
     """Whether a sentence may join a batch that has begun. With a shortlist it may not, because a batch gathers weights."""
     return runtime.capabilities.joins and sentence.source.candidates is None
 
 
-def batch_for(runtime: Runtime[Any], sentence: Sentence) -> Batch:
+def batch_for(runtime: Runtime, sentence: Sentence) -> Batch:
     """An empty batch for sentences of this kind."""
     if joins(runtime, sentence):
         return JoinedBatch(runtime, sentence.options.width, attention=sentence.options.reads_attention)
@@ -92,7 +92,7 @@ class JoinedBatch:
 
     takes_more = True
 
-    def __init__(self, runtime: Runtime[Any], width: int, *, attention: bool = False):
+    def __init__(self, runtime: Runtime, width: int, *, attention: bool = False):
         self._runtime, self._width, self._attention = runtime, width, attention
         self._state: Any = None
         self._groups: list[Group] = []
@@ -164,21 +164,22 @@ class JoinedBatch:
 
     def step(self) -> list[Event]:
         self._compact()
-        asks = [group.search.ask() for group in self._groups]
-        every = list(dict.fromkeys(asks))
+        requests = [group.search.request() for group in self._groups]
+        distinct = list(dict.fromkeys(requests))
         rows = self._places * self._width
         tokens = np.full(rows, self._runtime.config.bos_id, dtype=np.int64)
         for group in self._groups:
             tokens[group.rows] = group.search.tokens
-        told, self._state = self._runtime.tell(self._state, tokens, every)
-        by_ask = dict(zip(every, told, strict=True))
+        outputs, self._state = self._runtime.shared_step(self._state, tokens, distinct)
+        output_of = dict(zip(distinct, outputs, strict=True))
         attention = self._state.attention if self._attention else None
         order, events, leaving = np.arange(rows), list[Event](), list[int]()
         again: list[Sentence] = []
-        for group, ask in zip(self._groups, asks, strict=True):
+        for group, request in zip(self._groups, requests, strict=True):
             before, sentences = group.rows, group.search.sentences
             try:
-                moved = group.search.advance(_of_rows(by_ask[ask], before), partial(_attention_of, attention, before))
+                output = _of_rows(output_of[request], before)
+                moved = group.search.advance(output, partial(_attention_of, attention, before))
             except Exception as error:
                 leaving += [place // self._width for place in before[:: self._width].tolist()]
                 group.search.drop(group.search.sentences)
@@ -228,7 +229,7 @@ class JoinedBatch:
 class SeparateBatch:
     """A batch of one group with its own state. No sentence can join it."""
 
-    def __init__(self, runtime: Runtime[Any]):
+    def __init__(self, runtime: Runtime):
         self._given = self._runtime = runtime
         self._state: Any = None
         self._group: Group | None = None
@@ -271,9 +272,9 @@ class SeparateBatch:
         group = self._group
         assert group is not None
         search, members = group.search, group.live()
-        told, state = tell(self._runtime, self._state, search.tokens, search.ask())
+        output, state = step_for(self._runtime, self._state, search.tokens, search.request())
         try:
-            moved = search.advance(told, lambda: state.attention)
+            moved = search.advance(output, lambda: state.attention)
         except Exception as error:
             self._end()
             if len(members) == 1:
@@ -296,10 +297,10 @@ class SeparateBatch:
         self._group = self._state = None
 
 
-def _of_rows(told: Told, rows: IntArray) -> Told:
-    if isinstance(told, Best):
-        return Best(told.log_probs[rows], told.ids[rows])
-    return Argmax(told.logits[rows], told.ids[rows]) if isinstance(told, Argmax) else told[rows]
+def _of_rows(output: StepOutput, rows: IntArray) -> StepOutput:
+    if isinstance(output, Best):
+        return Best(output.log_probs[rows], output.ids[rows])
+    return Argmax(output.logits[rows], output.ids[rows]) if isinstance(output, Argmax) else output[rows]
 
 
 def _attention_of(attention: FloatArray | None, rows: IntArray) -> FloatArray:

@@ -6,7 +6,6 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from tfexport.runtimes.base import Runtime
 from tfexport.scheduling.batch import Batch, batch_for, kind_of
@@ -33,7 +32,7 @@ class Decoder:
         clock: returns seconds, for the reports.
     """
 
-    def __init__(self, runtime: Runtime[Any], clock: Callable[[], float] = time.perf_counter):
+    def __init__(self, runtime: Runtime, clock: Callable[[], float] = time.perf_counter):
         self._runtime, self._clock = runtime, clock
         self._batches: OrderedDict[Hashable, Batch] = OrderedDict()
         self._waiting: dict[Hashable, deque[Sentence]] = {}  # sentences whose batch accepts none now

@@ -5,7 +5,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -73,7 +72,7 @@ class Group:
                     yield Decided(self.sentences[index].key, tuple(ids.tolist()), tuple(log_probs.tolist()))
 
 
-def grouped(runtime: Runtime[Any], sentences: Sequence[Sentence]) -> list[list[Sentence]]:
+def grouped(runtime: Runtime, sentences: Sequence[Sentence]) -> list[list[Sentence]]:
     """Divide sentences into groups, in order. A group requests the same outputs of each step as each of its sentences alone.
 
     (If one sentence of a group needs logits, the host ranks the whole group, and its log-probabilities may differ from the
@@ -85,7 +84,7 @@ def grouped(runtime: Runtime[Any], sentences: Sequence[Sentence]) -> list[list[S
     return list(groups.values())
 
 
-def asks_of(runtime: Runtime[Any], sentence: Sentence) -> Hashable:
+def asks_of(runtime: Runtime, sentence: Sentence) -> Hashable:
     """The properties that the sentences of a group share, in addition to their options."""
     limit = 0
     if ends_at_limit(sentence.options):

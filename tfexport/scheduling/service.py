@@ -38,7 +38,7 @@ class Service:
         prepared: options of the searches whose graphs are loaded now. Other searches load their graphs when they begin.
     """
 
-    def __init__(self, runtime: Runtime[Any], options: ServingOptions, prepared: SearchOptions | None = None):
+    def __init__(self, runtime: Runtime, options: ServingOptions, prepared: SearchOptions | None = None):
         runtime.prepare((prepared or SearchOptions()).needs)
         self.options, self._runtime = options, runtime
         self._scheduler = Scheduler(options, self._output_limit, time.monotonic)

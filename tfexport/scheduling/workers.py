@@ -31,7 +31,7 @@ from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Protocol
 
 from tfexport.decoding.workers import CAN_FORK
 from tfexport.errors import TfexportError
@@ -88,7 +88,7 @@ class ThreadWorker:
 
     waits_since = None
 
-    def __init__(self, runtime: Runtime[Any], on_report: OnReport, on_end: OnEnd):
+    def __init__(self, runtime: Runtime, on_report: OnReport, on_end: OnEnd):
         self._decoder, self._on_report, self._on_end = Decoder(runtime), on_report, on_end
         self._inbox: SimpleQueue[Orders | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="tfexport serves", daemon=True)
@@ -194,7 +194,7 @@ class ProcessWorker:
 class ForkServer:
     """A fork of this process that forks workers."""
 
-    def __init__(self, runtime: Runtime[Any]):
+    def __init__(self, runtime: Runtime):
         # A garbage collection writes to every object that it visits, and written memory is no longer shared.
         gc.freeze()
         self._control, theirs = socket.socketpair()
@@ -231,14 +231,14 @@ class ForkServer:
         gc.unfreeze()
 
 
-def start_worker(runtime: Runtime[Any], server: ForkServer | None, on_report: OnReport, on_end: OnEnd) -> Worker:
+def start_worker(runtime: Runtime, server: ForkServer | None, on_report: OnReport, on_end: OnEnd) -> Worker:
     """Start a worker: a process if there is a fork server, otherwise a thread."""
     if server is None:
         return ThreadWorker(runtime, on_report, on_end)
     return ProcessWorker(server, on_report, on_end)
 
 
-def fork_server(runtime: Runtime[Any], options: ServingOptions) -> ForkServer | None:
+def fork_server(runtime: Runtime, options: ServingOptions) -> ForkServer | None:
     """The fork server, if the options request worker processes.
 
     Raises:
@@ -266,7 +266,7 @@ def _exits(run: Callable[[], None]) -> None:
     os._exit(0)
 
 
-def _serve_forks(runtime: Runtime[Any], control: socket.socket, theirs: socket.socket) -> None:
+def _serve_forks(runtime: Runtime, control: socket.socket, theirs: socket.socket) -> None:
     theirs.close()
     close_sockets(keep=control.fileno())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process by closing its end
@@ -283,7 +283,7 @@ def _serve_forks(runtime: Runtime[Any], control: socket.socket, theirs: socket.s
         connection.close()
 
 
-def _work(runtime: Runtime[Any], connection: Connection) -> None:
+def _work(runtime: Runtime, connection: Connection) -> None:
     """A worker process: orders in, reports out."""
     end_with_parent()
     connection.send(os.getpid())

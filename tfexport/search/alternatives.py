@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from tfexport.runtimes.base import Best, Runtime, tell
+from tfexport.runtimes.base import Best, Runtime, step_for
 from tfexport.search.hypothesis import Hypothesis, Source
 from tfexport.search.options import SearchOptions
 from tfexport.search.source_batch import encode, length_limits
@@ -37,7 +37,7 @@ class Alternatives:
         batches: the sources of these searches; no batch is larger than `sources`.
     """
 
-    def __init__(self, runtime: Runtime[Any], sources: Sequence[Source], options: SearchOptions):
+    def __init__(self, runtime: Runtime, sources: Sequence[Source], options: SearchOptions):
         options = replace(options, scores=True)
         self._options = options
         forced_first = runtime.config.forced_first_id >= 0
@@ -72,7 +72,7 @@ class Alternatives:
             for position, has_room, candidates in zip(self._positions, self._has_room, self._candidates, strict=True)
         ]
 
-    def _next_tokens(self, runtime: Runtime[Any], sources: Sequence[Source]) -> list[list[Candidate]]:
+    def _next_tokens(self, runtime: Runtime, sources: Sequence[Source]) -> list[list[Candidate]]:
         """For each source the most likely tokens after its prefix, most likely first."""
         options, positions = self._options, self._positions
         without_eos = [replace(source, least=place + 1) for source, place in zip(sources, positions, strict=True)]
@@ -84,9 +84,9 @@ class Alternatives:
         last = max((place for place, has_room in zip(positions, self._has_room, strict=True) if has_room), default=-1)
         for position in range(last + 1):
             tokens, length = np.ascontiguousarray(past[:, -1]), position + 1
-            ask = rules.asks(options.alternatives, length, sentences)
-            told, state = tell(runtime, state, tokens, ask)
-            best = rules.best(told, ask, options.alternatives, length, sentences, lambda *_, past=past: past.copy())
+            request = rules.request(options.alternatives, length, sentences)
+            output, state = step_for(runtime, state, tokens, request)
+            best = rules.best(output, options.alternatives, length, sentences, lambda *_, past=past: past.copy())
             assert isinstance(best, Best)  # scores are requested
             for index in range(len(sources)):
                 if self._has_room[index] and position == positions[index]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tfexport.runtimes.base import Ahead, Ask, Best, Continuations, FloatArray, IntArray, Told
+from tfexport.runtimes.base import Ahead, Best, Continuations, FloatArray, IntArray, StepOutput, StepRequest
 from tfexport.search.ahead import SearchAhead
 from tfexport.search.attention_trace import AttentionTrace, coverage
 from tfexport.search.backpointers import Backpointers, Endings, Paths
@@ -71,24 +71,23 @@ class BeamBatch:
     def is_done(self) -> bool:
         return self._is_done
 
-    def ask(self) -> Ask:
-        self._ask = self._rules.asks(self._n_candidates, self._length + 1, self.sentences)
-        return self._ask
+    def request(self) -> StepRequest:
+        return self._rules.request(self._n_candidates, self._length + 1, self.sentences)
 
-    def ask_ahead(self) -> Ahead | None:
+    def request_ahead(self) -> Ahead | None:
         if self._ahead is None:
             return None
         return self._ahead.request(self._length, self.sentences, self.tokens, self._log_probs, self._n_candidates)
 
-    def advance(self, told: Told, attention: TellAttention) -> IntArray | None:
-        found = self._continuations(told, self._length + 1)
+    def advance(self, output: StepOutput, attention: TellAttention) -> IntArray | None:
+        continuations = self._continuations(output, self._length + 1)
         if self._trace:
             self._trace.add(attention(), self.sentences)
-        return self._take(found)
+        return self._take(continuations)
 
-    def advance_ahead(self, found: Continuations, begin: Begin | None = None) -> IntArray | None:
-        require_numbers(found.log_probs)
-        return self._take(found, begin, in_order=True)
+    def advance_ahead(self, continuations: Continuations, begin: Begin | None = None) -> IntArray | None:
+        require_numbers(continuations.log_probs)
+        return self._take(continuations, begin, in_order=True)
 
     def drop(self, indices: IntArray) -> None:
         stays = ~np.isin(self.sentences, indices)
@@ -97,9 +96,9 @@ class BeamBatch:
 
     def outputs(self, indices: IntArray) -> list[list[Hypothesis]]:
         ended, counts = self._finished.best(indices)
-        found = self._hypotheses(ended)
+        hypotheses = self._hypotheses(ended)
         ends = counts.cumsum().tolist()
-        return [found[end - count : end] for end, count in zip(ends, counts.tolist(), strict=True)]
+        return [hypotheses[end - count : end] for end, count in zip(ends, counts.tolist(), strict=True)]
 
     def _hypotheses(self, ended: Endings) -> list[Hypothesis]:
         """The hypotheses of `ended` with their tokens, and the scores and attention that the options request."""
@@ -116,15 +115,15 @@ class BeamBatch:
             )
         ]
 
-    def _continuations(self, told: Told, length: int) -> Continuations:
+    def _continuations(self, output: StepOutput, length: int) -> Continuations:
         """The `_n_candidates` best continuations of each sentence to `length` tokens, for one step."""
-        best = self._rules.best(told, self._ask, self._n_candidates, length, self.sentences, self._history)
+        best = self._rules.best(output, self._n_candidates, length, self.sentences, self._history)
         assert isinstance(best, Best)  # a beam compares probabilities
         return self._narrowed(rank_continuations(self._log_probs, best, self._n_candidates))
 
-    def _best_live(self, found: Continuations) -> LogProbs:
+    def _best_live(self, continuations: Continuations) -> LogProbs:
         """The log-probability of the best live hypothesis, which is the first candidate; [.., sentences]."""
-        return found.log_probs[..., 0]
+        return continuations.log_probs[..., 0]
 
     def _narrowed(self, candidates: Continuations) -> Continuations:
         """The candidates that fit into the beam, as one step."""
@@ -133,11 +132,13 @@ class BeamBatch:
             candidates.log_probs[np.arange(candidates.log_probs.shape[1]) >= places[:, None]] = -np.inf
         return candidates.at(None)
 
-    def _take(self, found: Continuations, begin: Begin | None = None, *, in_order: bool = False) -> IntArray | None:
+    def _take(
+        self, continuations: Continuations, begin: Begin | None = None, *, in_order: bool = False
+    ) -> IntArray | None:
         """Apply one or several steps. The steps of a sentence after its end are dropped.
 
         Args:
-            found: the best continuations of each step, [steps, sentences, _n_candidates].
+            continuations: the best continuations of each step, [steps, sentences, _n_candidates].
             begin: see `SearchBatch.advance_ahead`.
             in_order: the runtime has already reordered the beams.
 
@@ -147,25 +148,25 @@ class BeamBatch:
         Raises:
             TfexportError: a sentence has no live hypothesis and no finished one.
         """
-        steps = min(len(found.tokens), self._longest_limit - self._length)
-        if steps < len(found.tokens):
-            found = found.at(slice(steps))
+        steps = min(len(continuations.tokens), self._longest_limit - self._length)
+        if steps < len(continuations.tokens):
+            continuations = continuations.at(slice(steps))
         first = self._length + 1
         self._length += steps
-        is_eos = is_end(found.tokens, self._end_ids)
+        is_eos = is_end(continuations.tokens, self._end_ids)
         ending = places_among_first(is_eos, self._beam)
         at_limit = self._at_limit(first)
-        ends = self._ends(found, is_eos, ending, at_limit)
-        new = self._new_outputs(found, is_eos)
+        ends = self._ends(continuations, is_eos, ending, at_limit)
+        new = self._new_outputs(continuations, is_eos)
         if len(ending) and not self._profile.continues_past_eos:
-            let_go_on(found, is_eos, ending, self._beam)
-        self._past.add(self.sentences, found)
-        live = found.at((-1, slice(None), slice(self._beam)))
+            let_go_on(continuations, is_eos, ending, self._beam)
+        self._past.add(self.sentences, continuations)
+        live = continuations.at((-1, slice(None), slice(self._beam)))
         self._log_probs, self._parents, self.tokens = live.log_probs, live.parents, live.tokens.ravel()
         if begin is not None:
             self._begin_following(begin, ends)
         done = self._finished.take(
-            *(ends, self._best_live(found), self.sentences, first, at_limit),
+            *(ends, self._best_live(continuations), self.sentences, first, at_limit),
             counts=new,
             penalties=self._penalties(ends, self.sentences, first),
         )
@@ -174,17 +175,21 @@ class BeamBatch:
             return self._stay(in_order=in_order)  # the usual case
         stopped = np.asarray(stops.any(axis=0))
         groups = stopped.nonzero()[0]
-        self._stop(groups, stops.argmax(axis=0)[groups], done, found)
+        self._stop(groups, stops.argmax(axis=0)[groups], done, continuations)
         return self._leave(~stopped, in_order=in_order)
 
     def _ends(
-        self, found: Continuations, is_eos: NDArray[np.bool_], ending: IntArray, at_limit: NDArray[np.bool_] | None
+        self,
+        continuations: Continuations,
+        is_eos: NDArray[np.bool_],
+        ending: IntArray,
+        at_limit: NDArray[np.bool_] | None,
     ) -> Ends | None:
         """The candidates to finish: those at the places `ending`, or at the limit those that the profile selects."""
         if at_limit is not None and self._profile.at_limit != "compete":
             # The first `beam` candidates are finished, whatever their last token is.
             ending = places_among_first(is_eos | at_limit[..., None], self._beam)
-        return Ends.of(ending, found)
+        return Ends.of(ending, continuations)
 
     def _at_limit(self, first: int) -> NDArray[np.bool_] | None:
         """The sentences that are at their limit after each step, [steps, sentences]; None if no sentence is.
@@ -209,33 +214,33 @@ class BeamBatch:
         if self._length >= self._shortest_limit:
             goes_on &= self._limits[self.sentences] > self._length
         certain = int(np.count_nonzero(goes_on))
-        if certain and (request := self.ask_ahead()) is not None:
+        if certain and (request := self.request_ahead()) is not None:
             begin(request, certain)
 
-    def _stop(self, groups: IntArray, last: IntArray, done: NDArray[np.bool_], found: Continuations) -> None:
-        """End the sentences at the places `groups`, each with its step in `last`. Remaining live hypotheses of `found` may
-        become outputs.
+    def _stop(self, groups: IntArray, last: IntArray, done: NDArray[np.bool_], continuations: Continuations) -> None:
+        """End the sentences at the places `groups`, each with its step in `last`. Remaining live hypotheses of
+        `continuations` may become outputs.
 
         Raises:
             TfexportError: a sentence has neither a live nor a finished hypothesis.
         """
         if self._profile.at_limit == "compete" and not (decided := done[last, groups]).all():
             competes = groups[~decided]
-            sentences, ranked = self.sentences[competes], found.at((last[~decided], competes)).at(None)
+            sentences, ranked = self.sentences[competes], continuations.at((last[~decided], competes)).at(None)
             exist = Ends.of(places_among_first(np.ones(ranked.tokens.shape, dtype=bool), self._beam), ranked)
             if exist is not None:
                 self._finished.compete(exist, sentences, penalties=self._penalties(exist, sentences, self._length))
-        dead = found.log_probs[last, groups, 0] == -np.inf
+        dead = continuations.log_probs[last, groups, 0] == -np.inf
         if dead.any() and (self._finished.count[self.sentences[groups[dead]]] == 0).any():
             raise no_token_error()
 
-    def _new_outputs(self, found: Continuations, is_eos: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
+    def _new_outputs(self, continuations: Continuations, is_eos: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
         """The candidates among the first `beam` of each step that do not continue a finished output; None for all."""
         if not self._profile.continues_past_eos:
             return None
         new = np.empty((*is_eos.shape[:2], self._beam), dtype=bool)
         groups = np.arange(is_eos.shape[1])[:, None]
-        for step, parents in enumerate(found.parents[..., : self._beam]):
+        for step, parents in enumerate(continuations.parents[..., : self._beam]):
             continues = self._continues_end[groups, parents]
             self._continues_end = continues | is_eos[step, :, : self._beam]
             np.logical_not(continues, out=new[step])
@@ -311,11 +316,11 @@ def places_among_first(flags: NDArray[np.bool_], beam: int) -> IntArray:
     return places[places - places // candidates * candidates < beam] if len(places) else places
 
 
-def let_go_on(found: Continuations, is_eos: NDArray[np.bool_], ending: IntArray, beam: int) -> None:
-    """Reorder `found` in place, so that the first `beam` candidates of each sentence are the best ones that do not end.
+def let_go_on(continuations: Continuations, is_eos: NDArray[np.bool_], ending: IntArray, beam: int) -> None:
+    """Reorder `continuations` in place: the first `beam` candidates of each sentence are the best ones that do not end.
 
     Args:
-        found: contiguous arrays.
+        continuations: contiguous arrays.
         is_eos: the candidates that end, [steps, sentences, candidates]. At least `beam` of each sentence do not end, except
             where an end is forced: then other candidates of the sentence fill the places, because the sentence is over.
         ending: the flat indices of ending candidates among the first `beam`; at least one.
@@ -331,7 +336,7 @@ def let_go_on(found: Continuations, is_eos: NDArray[np.bool_], ending: IntArray,
     chosen = chosen.clip(starts[:, None], starts[:, None] + candidates - 1)
     starts_in_all = rows * candidates
     targets, sources = starts_in_all[:, None] + every, chosen + (starts_in_all - starts)[:, None]
-    for field in found:
+    for field in continuations:
         assert field.flags.c_contiguous
         field.reshape(-1)[targets] = field.take(sources)
 

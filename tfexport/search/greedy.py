@@ -12,7 +12,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from tfexport.runtimes.base import Ahead, Ask, Continuations, IntArray, Told
+from tfexport.runtimes.base import Ahead, Continuations, IntArray, StepOutput, StepRequest
 from tfexport.search.ahead import SearchAhead
 from tfexport.search.attention_trace import AttentionTrace
 from tfexport.search.hypothesis import Hypothesis
@@ -69,27 +69,27 @@ class GreedyBatch:
     def is_done(self) -> bool:
         return self._is_done
 
-    def ask(self) -> Ask:
-        self._ask = self._rules.asks(1, self._length + 1, self.sentences)
-        return self._ask
+    def request(self) -> StepRequest:
+        return self._rules.request(1, self._length + 1, self.sentences)
 
-    def ask_ahead(self) -> Ahead | None:
+    def request_ahead(self) -> Ahead | None:
         if self._ahead is None:
             return None
         return self._ahead.request(self._length, self.sentences, self.tokens, None, 1)
 
-    def advance(self, told: Told, attention: TellAttention) -> IntArray | None:
+    def advance(self, output: StepOutput, attention: TellAttention) -> IntArray | None:
         length, sentences = self._length + 1, self.sentences
-        scores, ids = self._rules.best(told, self._ask, 1, length, sentences, self._outputs.history)
+        # The scores are log-probabilities, or logits where the search needs no probabilities.
+        scores, ids = self._rules.best(output, 1, length, sentences, self._outputs.history)
         if self._trace:
             self._trace.add(attention(), sentences)
         shape = 1, len(sentences), self._width
         return self._take(ids.reshape(shape), scores.reshape(shape))
 
-    def advance_ahead(self, found: Continuations, begin: Begin | None = None) -> IntArray | None:
-        require_numbers(found.log_probs)
+    def advance_ahead(self, continuations: Continuations, begin: Begin | None = None) -> IntArray | None:
+        require_numbers(continuations.log_probs)
         steps = self._longest_limit - self._length
-        return self._take(found.tokens[:steps], found.log_probs[:steps], begin)
+        return self._take(continuations.tokens[:steps], continuations.log_probs[:steps], begin)
 
     def drop(self, indices: IntArray) -> None:
         self._live[np.isin(self.sentences, indices)] = False
@@ -143,7 +143,7 @@ class GreedyBatch:
             return
         goes_on = (self._live & ~ends.any(axis=0))[:, 0] & (self._limits[self.sentences] > self._length)
         certain = int(np.count_nonzero(goes_on))
-        if certain and (request := self.ask_ahead()) is not None:
+        if certain and (request := self.request_ahead()) is not None:
             begin(request, certain)
 
     def _require_possible(self, scores: NDArray[np.floating], ends: NDArray[np.bool_], lengths: IntArray) -> None:

@@ -7,7 +7,6 @@ token id. A GPU may rank equal logits in any order. Scores are summed in float64
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -29,7 +28,7 @@ __all__ = ["Hypothesis", "SearchOptions", "Source", "pad", "search", "search_bat
 
 
 def search(
-    runtime: Runtime[Any], sources: Sequence[Source | Sequence[int]], options: SearchOptions
+    runtime: Runtime, sources: Sequence[Source | Sequence[int]], options: SearchOptions
 ) -> list[list[Hypothesis]]:
     """Decode `sources` (encoder ids, each at least one) as one batch.
 
@@ -63,7 +62,7 @@ def search(
             return list(end.value)
 
 
-def search_steps(runtime: Runtime[Any], sources: Sequence[Source | Sequence[int]], options: SearchOptions) -> Steps:
+def search_steps(runtime: Runtime, sources: Sequence[Source | Sequence[int]], options: SearchOptions) -> Steps:
     """`search` step by step, except for alternatives: yields the known part of the outputs after each step.
 
     The host chooses each token, even if the runtime could make several steps by itself.
@@ -75,7 +74,7 @@ def search_steps(runtime: Runtime[Any], sources: Sequence[Source | Sequence[int]
 
 
 def _search(
-    runtime: Runtime[Any], sources: Sequence[Source | Sequence[int]], options: SearchOptions, *, ahead: bool
+    runtime: Runtime, sources: Sequence[Source | Sequence[int]], options: SearchOptions, *, ahead: bool
 ) -> Steps:
     if not sources:
         return []
@@ -85,7 +84,7 @@ def _search(
 
 
 def search_batch(
-    runtime: Runtime[Any],
+    runtime: Runtime,
     sources: Sequence[Source],
     options: SearchOptions,
     *,

@@ -29,7 +29,7 @@ def pad(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[IntArray, IntA
     return ids, lengths
 
 
-def encode(runtime: Runtime[Any], sources: Sequence[Source], options: SearchOptions) -> tuple[Runtime[Any], Any]:
+def encode(runtime: Runtime, sources: Sequence[Source], options: SearchOptions) -> tuple[Runtime, Any]:
     """The state of a search before the first token, and the runtime to continue with: `runtime`, or one that masks the
     logits outside of the sources' shortlists. Returns (runtime, state)."""
     src_ids, src_len = pad([source.ids for source in sources], runtime.config.pad_id)
@@ -49,7 +49,7 @@ def encode(runtime: Runtime[Any], sources: Sequence[Source], options: SearchOpti
     return masked, masked.encode_shortlisted(src_ids, src_len, candidates, beam=beam, attention=attention)
 
 
-def length_limits(runtime: Runtime[Any], sources: Sequence[Source], options: SearchOptions) -> IntArray:
+def length_limits(runtime: Runtime, sources: Sequence[Source], options: SearchOptions) -> IntArray:
     """The largest number of output tokens for each source, [batch]: the smallest of the limits of the search, the model, the
     runtime and the source."""
     limits = search_limits(options, runtime.config, np.array([len(source.ids) for source in sources]))

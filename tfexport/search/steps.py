@@ -14,7 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import Ahead, Ask, Continuations, FloatArray, IntArray, Runtime, Told, tell
+from tfexport.runtimes.base import (
+    Ahead,
+    Continuations,
+    FloatArray,
+    IntArray,
+    Runtime,
+    StepOutput,
+    StepRequest,
+    step_for,
+)
 from tfexport.search.hypothesis import Hypothesis
 
 StablePrefix = Callable[[int], tuple[IntArray, NDArray[np.float64]]]
@@ -50,17 +59,17 @@ class SearchBatch(Protocol):
         """Whether all sentences are done."""
         ...
 
-    def ask(self) -> Ask:
+    def request(self) -> StepRequest:
         """The outputs that the next step must return."""
         ...
 
-    def ask_ahead(self) -> Ahead | None:
+    def request_ahead(self) -> Ahead | None:
         """A request for several steps that the runtime makes by itself. None if the search ranks the next step, and always
         in a search without `ahead`.
         """
         ...
 
-    def advance(self, told: Told, attention: TellAttention) -> IntArray | None:
+    def advance(self, output: StepOutput, attention: TellAttention) -> IntArray | None:
         """Continue with the results of a step of `tokens`.
 
         Returns:
@@ -71,14 +80,15 @@ class SearchBatch(Protocol):
         """
         ...
 
-    def advance_ahead(self, found: Continuations, begin: Begin | None = None) -> IntArray | None:
-        """Continue with the runtime's results for the steps of `ask_ahead`. Tokens after the end of a sentence, or after its
-        length limit, are dropped.
+    def advance_ahead(self, continuations: Continuations, begin: Begin | None = None) -> IntArray | None:
+        """Continue with the runtime's results for the steps of `request_ahead`. Tokens after the end of a sentence, or
+        after its length limit, are dropped.
 
         Args:
-            found: the results, [steps, sentences, candidates]. The search owns them from now on, and may change them.
-            begin: called with the next request of `ask_ahead`, for all sentences that the batch has now, as soon as some of
-                them certainly continue. The others may leave afterwards.
+            continuations: the results, [steps, sentences, candidates]. The search owns them from now on, and may change
+                them.
+            begin: called with the next request of `request_ahead`, for all sentences that the batch has now, as soon as some
+                of them certainly continue. The others may leave afterwards.
 
         Returns:
             As `advance`. The runtime has already reordered the beams.
@@ -101,17 +111,17 @@ class SearchBatch(Protocol):
         ...
 
 
-def steps_of(runtime: Runtime[Any], state: Any, batch: SearchBatch, sources: int) -> Steps:
+def steps_of(runtime: Runtime, state: Any, batch: SearchBatch, sources: int) -> Steps:
     """Run a search of `sources` sentences from their first `state`, in single steps or several at once."""
     while True:
-        ahead = batch.ask_ahead()
+        ahead = batch.request_ahead()
         if ahead is None:
-            told, state = tell(runtime, state, batch.tokens, batch.ask())
-            rows = batch.advance(told, partial(_attention_of, state))
+            output, state = step_for(runtime, state, batch.tokens, batch.request())
+            rows = batch.advance(output, partial(_attention_of, state))
         else:
-            found, state = runtime.search_ahead(state, ahead)
+            continuations, state = runtime.search_ahead(state, ahead)
             # The device continues while the host processes the results.
-            rows = batch.advance_ahead(found, partial(runtime.begin_ahead, state))
+            rows = batch.advance_ahead(continuations, partial(runtime.begin_ahead, state))
         if batch.is_done:
             return batch.outputs(np.arange(sources))
         if rows is not None:
@@ -120,8 +130,8 @@ def steps_of(runtime: Runtime[Any], state: Any, batch: SearchBatch, sources: int
 
 
 def _attention_of(state: Any) -> FloatArray:
-    found: FloatArray = state.attention
-    return found
+    attention: FloatArray = state.attention
+    return attention
 
 
 NO_SENTENCES: IntArray = np.empty(0, dtype=np.int64)

@@ -19,7 +19,19 @@ from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import Argmax, Ask, Best, FloatArray, IntArray, Runtime, Told, top_k
+from tfexport.runtimes.base import (
+    Argmax,
+    ArgmaxRequest,
+    Best,
+    BestRequest,
+    FloatArray,
+    IntArray,
+    LogitsRequest,
+    Runtime,
+    StepOutput,
+    StepRequest,
+    top_k,
+)
 from tfexport.search.hypothesis import Phrase, Source
 from tfexport.search.options import SearchOptions
 from tfexport.search.phrase_rules import PhraseRules
@@ -83,7 +95,7 @@ class TokenRules:
         TfexportError: an option suppresses eos, or an id that the model does not have.
     """
 
-    def __init__(self, runtime: Runtime[Any], options: SearchOptions, sources: Sequence[Source], limits: IntArray):
+    def __init__(self, runtime: Runtime, options: SearchOptions, sources: Sequence[Source], limits: IntArray):
         self.config = runtime.config
         self._options, self._limits, self._sources = options, limits, sources
         self._common = CommonRules.of(runtime.config, options)
@@ -105,11 +117,11 @@ class TokenRules:
         special = (self._prefix.shape[1], self._largest_min_length, options.min_new_tokens, 2)
         differs = self._eos_at_limit or options.search_profile.renormalises
         self._settled = math.inf if differs else max(special)
-        self._settled_asks: dict[int, Ask] = {}
+        self._settled_requests: dict[int, StepRequest] = {}
         # Transformers penalises log-probabilities in beam search; the paper and all other toolkits penalise logits.
         self._penalises_logits = options.beam == 1 or options.search_profile.renormalises
 
-    def asks(self, count: int, length: int, sentences: IntArray) -> Ask:
+    def request(self, count: int, length: int, sentences: IntArray) -> StepRequest:
         """The outputs that a step must return, so that `best` finds the `count` best tokens of each row.
 
         Args:
@@ -117,46 +129,45 @@ class TokenRules:
             sentences: the index of the source of each group of rows, [sentences].
         """
         if length <= self._settled:
-            return self._asks(count, length, sentences)
-        if count not in self._settled_asks:
-            self._settled_asks[count] = self._asks(count, length, sentences)
-        return self._settled_asks[count]
+            return self._request(count, length, sentences)
+        if count not in self._settled_requests:
+            self._settled_requests[count] = self._request(count, length, sentences)
+        return self._settled_requests[count]
 
-    def _asks(self, count: int, length: int, sentences: IntArray) -> Ask:
-        is_forced = length == 1 and self.config.forced_first_id >= 0
+    def _request(self, count: int, length: int, sentences: IntArray) -> StepRequest:
+        is_forced = self._is_forced_first(length)
         banned = () if is_forced else self._banned(length)
         if self._use_argmax and count == 1:
-            return Ask("argmax", banned=banned)
+            return ArgmaxRequest(banned)
         if is_forced:
-            return Ask("best", count)
+            return BestRequest(count)
         if self._needs_logits(length, sentences, banned):
-            return Ask("logits", banned=banned)
-        return Ask("best", count + len(banned), banned)
+            return LogitsRequest()
+        return BestRequest(count + len(banned))
 
-    def best(
-        self, told: Told, ask: Ask, count: int, length: int, sentences: IntArray, history: History
-    ) -> Best | Argmax:
+    def best(self, output: StepOutput, count: int, length: int, sentences: IntArray, history: History) -> Best | Argmax:
         """The `count` best tokens of each row, or the one sampled token.
 
         A banned token that only fills up a row of a small vocabulary has log-probability -inf. If the search needs no
         probabilities, and the runtime is faster without them, the token has its logit instead.
 
         Args:
-            told: the outputs of the step for the request `ask`.
-            length, sentences: as in `asks`.
+            output: the output of a step for `request`.
+            length, sentences: as in `request`.
 
         Raises:
             TfexportError: the runtime returned numbers that are not finite.
         """
-        is_forced = length == 1 and self.config.forced_first_id >= 0
-        if isinstance(told, Argmax):
-            return self._argmax(told, ask.banned, is_forced=is_forced)
-        if isinstance(told, Best):
-            require_finite(told.log_probs[:, 0])
+        is_forced = self._is_forced_first(length)
+        banned = () if is_forced else self._banned(length)
+        if isinstance(output, Argmax):
+            return self._argmax(output, banned, is_forced=is_forced)
+        if isinstance(output, Best):
+            require_finite(output.log_probs[:, 0])
             if is_forced:
-                return force(told, self.config.forced_first_id, count)
-            return drop_banned(told, ask.banned, count, eos=self.config.eos_id) if ask.banned else told
-        return self.ranked(self.log_probs(told, ask, length, sentences, history), count, length, sentences)
+                return force(output, self.config.forced_first_id, count)
+            return drop_banned(output, banned, count, eos=self.config.eos_id) if banned else output
+        return self.ranked(self.log_probs(output, length, sentences, history), count, length, sentences)
 
     def ranked(self, log_probs: LogProbs, count: int, length: int, sentences: IntArray) -> Best:
         """`best` from the log-probabilities of `log_probs`."""
@@ -200,7 +211,7 @@ class TokenRules:
         more than the best tokens.
         """
         lengths = range(length, length + steps)
-        if length == 1 and self.config.forced_first_id >= 0:
+        if self._is_forced_first(length):
             return None
         if length > self._settled and not self._always_needs_logits:
             return (self._common.banned[False, False],) * steps
@@ -227,6 +238,10 @@ class TokenRules:
             return np.zeros(len(sentences), dtype=bool)
         return np.asarray(length <= self._min_lengths[sentences])
 
+    def _is_forced_first(self, length: int) -> bool:
+        """Whether token `length` is the model's forced first token."""
+        return length == 1 and self.config.forced_first_id >= 0
+
     def _banned(self, length: int) -> tuple[int, ...]:
         """The banned ids of all rows for token `length`, without duplicates."""
         first = 2 if self.config.forced_first_id >= 0 else 1
@@ -241,7 +256,7 @@ class TokenRules:
             or (self._eos_at_limit and self._must_end(length, sentences).any())
         )
 
-    def log_probs(self, logits: FloatArray, ask: Ask, length: int, sentences: IntArray, history: History) -> LogProbs:
+    def log_probs(self, logits: FloatArray, length: int, sentences: IntArray, history: History) -> LogProbs:
         """Log-probabilities [rows, vocab] after all rules, -inf for banned tokens; see `best`."""
         require_finite(logits.max(axis=1))
         options, eos, vocabulary = self._options, self.config.eos_id, np.arange(logits.shape[1])
@@ -252,7 +267,7 @@ class TokenRules:
             rule.penalise(options, scores, past)
         log_probs = log_softmax(scores) if self._penalises_logits else scores
         allowed = np.ones(log_probs.shape, dtype=bool)
-        allowed[:, list(ask.banned)] = False
+        allowed[:, list(self._banned(length))] = False
         for index in self._end_ids:
             allowed[self._is_before_end(length, of_rows), index] = False
         sources = [self._sources[index].ids for index in of_rows.tolist()] if self._history_rules else []
@@ -279,12 +294,12 @@ class TokenRules:
         return past if self._options.search_profile.bos_counts else past[:, 1:]
 
 
-def uses_argmax(runtime: Runtime[Any], options: SearchOptions, source: Source) -> bool:
+def uses_argmax(runtime: Runtime, options: SearchOptions, source: Source) -> bool:
     """Whether the search of a source needs only the best token of each step."""
     return tells_best_only(runtime, options) and not has_own_rules(source)
 
 
-def tells_best_only(runtime: Runtime[Any], options: SearchOptions) -> bool:
+def tells_best_only(runtime: Runtime, options: SearchOptions) -> bool:
     """Whether searches of sources without own rules need only the best token of each step."""
     return options.best_only and runtime.capabilities.argmax
 

@@ -162,7 +162,7 @@ class Trials:
     def harm(self, keep: Collection[str]) -> float:
         return self._text.harm(self._runtime(keep))
 
-    def _runtime(self, keep: Collection[str]) -> Runtime[Any]:
+    def _runtime(self, keep: Collection[str]) -> Runtime:
         self.count += 1
         graphs = write_graphs(self._model.config, self._precision, self._folder, keep, dialects=self._dialects)
         bundle = Bundle(

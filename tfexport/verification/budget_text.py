@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -83,7 +83,7 @@ class Text:
         sources, wanted = read_pairs(lines, targets, reader, say)
         return cls(model, sources, wanted if targets is not None else (), writer)
 
-    def loss(self, runtime: Runtime[Any], metric: Metric) -> float:
+    def loss(self, runtime: Runtime, metric: Metric) -> float:
         """The loss of `runtime` against float32; infinite if it returns no numbers."""
         try:
             if metric == "top1":
@@ -98,7 +98,7 @@ class Text:
         assert quality is not None
         return float(getattr(self._quality, metric) - getattr(quality, metric))
 
-    def harm(self, runtime: Runtime[Any]) -> float:
+    def harm(self, runtime: Runtime) -> float:
         """The mean KL(float32 || runtime) of the next token's distribution, in the batch of middle length. Infinite if the
         runtime returns no numbers."""
         forced, expected = self._probe
@@ -123,7 +123,7 @@ class Text:
             pad(outputs, -1)[0],
         )
 
-    def _other_best(self, runtime: Runtime[Any]) -> float:
+    def _other_best(self, runtime: Runtime) -> float:
         """The share of steps with another best token than float32, whose best tokens are the outputs."""
         other, steps = 0, 0
         for index in range(len(self._batches)):
@@ -138,7 +138,7 @@ class Text:
                 steps += int(live.sum())
         return other / steps
 
-    def _decoded(self, runtime: Runtime[Any]) -> list[tuple[int, ...]]:
+    def _decoded(self, runtime: Runtime) -> list[tuple[int, ...]]:
         return [best.ids for batch in self._batches for best, *_ in search(runtime, batch, self._options)]
 
     def _quality_of(self, outputs: Sequence[tuple[int, ...]]) -> Quality | None:

@@ -39,7 +39,7 @@ def random_sources(config: ModelConfig, count: int, *, seed: int = 0, longest: i
 
 def compare(
     reference: TorchRuntime,
-    runtime: Runtime[Any],
+    runtime: Runtime,
     sources: Iterable[Sequence[int]],
     options: SearchOptions,
     *,
@@ -56,7 +56,7 @@ def compare(
 
 def compare_all(
     reference: TorchRuntime,
-    runtimes: Sequence[Runtime[Any]],
+    runtimes: Sequence[Runtime],
     sources: Iterable[Sequence[int]],
     searches: Sequence[SearchOptions],
     *,
@@ -107,7 +107,7 @@ def _batches(sources: Iterable[Sequence[int]], size: int) -> Iterator[list[Seque
 
 
 def _decoded(
-    runtime: Runtime[Any], batch: list[Sequence[int]], options: SearchOptions, report: ParityReport
+    runtime: Runtime, batch: list[Sequence[int]], options: SearchOptions, report: ParityReport
 ) -> list[Hypothesis] | None:
     """The best output of each sentence; None after an error, which the report then has."""
     try:
@@ -138,7 +138,7 @@ def _parts(config: ModelConfig, best: Sequence[Hypothesis]) -> Iterator[slice]:
 
 def _compare_part(
     reference: TorchRuntime,
-    runtime: Runtime[Any],
+    runtime: Runtime,
     expected: Expected,
     found: list[Hypothesis] | None,
     report: ParityReport,
@@ -154,7 +154,7 @@ def _compare_part(
     report.sentences += len(expected.best)
 
 
-def _compare_cross(reference: TorchRuntime, runtime: Runtime[Any], memory: Memory, report: ParityReport) -> None:
+def _compare_cross(reference: TorchRuntime, runtime: Runtime, memory: Memory, report: ParityReport) -> None:
     try:
         found = runtime.encode(memory.src_ids, memory.src_len).cross
     except Exception as error:
@@ -187,7 +187,7 @@ class _Spread:
 
 
 def _steps(
-    runtime: Runtime[Any], src_ids: IntArray, src_len: IntArray, tgt_ids: IntArray, beam: int
+    runtime: Runtime, src_ids: IntArray, src_len: IntArray, tgt_ids: IntArray, beam: int
 ) -> Iterator[FloatArray]:
     """The runtime's logits [batch, vocab] at each position of `tgt_ids`, which all beams of a sentence are fed."""
     state = runtime.encode(src_ids, src_len, beam=beam)
@@ -197,7 +197,7 @@ def _steps(
 
 
 def _spread(
-    runtime: Runtime[Any],
+    runtime: Runtime,
     src_ids: IntArray,
     src_len: IntArray,
     along: Along,
@@ -223,9 +223,7 @@ def _spread(
     return spread
 
 
-def _compare_logits(
-    reference: TorchRuntime, runtime: Runtime[Any], expected: Expected, report: ParityReport
-) -> _Spread:
+def _compare_logits(reference: TorchRuntime, runtime: Runtime, expected: Expected, report: ParityReport) -> _Spread:
     """Feed the runtime the reference's outputs."""
     along = expected.along
 
@@ -254,7 +252,7 @@ def _compare_logits(
 
 def _compare_outputs(
     reference: TorchRuntime,
-    runtime: Runtime[Any],
+    runtime: Runtime,
     expected: Expected,
     found: list[Hypothesis],
     spread: _Spread,

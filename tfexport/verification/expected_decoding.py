@@ -59,7 +59,7 @@ def examples_of(bundle: Bundle, path: Path) -> Examples:
     return examples
 
 
-def compare_outputs(runtime: Runtime[Any], examples: Examples, *, batch_size: int) -> ExpectedReport:
+def compare_outputs(runtime: Runtime, examples: Examples, *, batch_size: int) -> ExpectedReport:
     """Decode the sources of examples by greedy search, and compare the outputs.
 
     Raises:
@@ -76,7 +76,7 @@ def compare_outputs(runtime: Runtime[Any], examples: Examples, *, batch_size: in
     return ExpectedReport(runtime.name, runtime.precision, examples.path, len(examples), tuple(fewest or ()))
 
 
-def decoded_differences(runtime: Runtime[Any], examples: Examples, rows: Sequence[Example]) -> list[Difference | None]:
+def decoded_differences(runtime: Runtime, examples: Examples, rows: Sequence[Example]) -> list[Difference | None]:
     """The first difference of the greedy output of each row; None where there is none."""
     config, eos_id = runtime.config, runtime.config.eos_id
     longest = max(len(row.tokens(eos_id)) for row in rows)

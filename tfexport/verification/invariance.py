@@ -95,7 +95,7 @@ def invariance(
     except TfexportError as error:
         return Invariance(name, precision, options.beam, len(sources), (Arrangement("alone", 0, 0, 0, str(error)),))
 
-    def in_batches(runtime: Runtime[Any]) -> Outputs:
+    def in_batches(runtime: Runtime) -> Outputs:
         return _in_order(order, (search(runtime, [sources[i] for i in c], options) for c in _cut(order, batch_size)))
 
     def padded() -> Outputs:
@@ -142,14 +142,14 @@ def _beside(name: str, alone: Outputs, decode: Callable[[], Outputs]) -> Arrange
     return Arrangement(name, len(same), exact, ties)
 
 
-def _with_other_cache(bundle: Bundle, precision: Precision) -> Runtime[Any]:
+def _with_other_cache(bundle: Bundle, precision: Precision) -> Runtime:
     from tfexport.runtimes.ort_cpu.context import CacheLayout
     from tfexport.runtimes.ort_cpu.load import ort_cpu
 
     return ort_cpu(bundle, precision=precision, threads=1, layout=CacheLayout(block=BLOCK, room=ROOM))
 
 
-def _with_poisoned_cache(bundle: Bundle, precision: Precision, beam: int) -> Runtime[Any]:
+def _with_poisoned_cache(bundle: Bundle, precision: Precision, beam: int) -> Runtime:
     """A runtime whose unused cache slots contain NaN if the kernel never reads them, as in the greedy caches of the dialect
     `ort`. Elsewhere they contain large numbers: a hidden slot is read with a weight of 0, and 0 * NaN is NaN. (The contract
     has zeros there.)"""

@@ -250,9 +250,9 @@ def _loaded(
     precisions: Sequence[Precision],
     threads: int | None,
     say: Callable[[str], None],
-) -> list[Runtime[Any]]:
+) -> list[Runtime]:
     """The runtimes in these precisions. Without `precisions`, take all that can run, and print a note for the others."""
-    loaded: list[Runtime[Any]] = []
+    loaded: list[Runtime] = []
     for name in names:
         refused: dict[Precision, TfexportError] = {}
         for precision in precisions or bundle.precisions:

@@ -68,7 +68,7 @@ def _row(task: Task, bundle: Bundle, short: str, batch: int, beam: int) -> dict[
     return {**row, "launched": sum(seen.counts.values()), "host_steps": len(peer.steps)}
 
 
-def _steps_at_once(runtime: Runtime[Any], beam: int) -> int:
+def _steps_at_once(runtime: Runtime, beam: int) -> int:
     """Steps of a search that end with one copy to the host."""
     capabilities = runtime.capabilities
     return AHEAD if (capabilities.greedy_ahead if beam == 1 else capabilities.beam_ahead) else 1

@@ -65,9 +65,7 @@ def _precision(
         yield _row(task, runtime, reference, sources, beam)
 
 
-def _row(
-    task: Task, runtime: Runtime[Any], reference: TorchRuntime, sources: list[list[int]], beam: int
-) -> dict[str, Any]:
+def _row(task: Task, runtime: Runtime, reference: TorchRuntime, sources: list[list[int]], beam: int) -> dict[str, Any]:
     options = SearchOptions(beam=beam, max_length=LONGEST)
     row: dict[str, Any] = {"beam": beam, "error": None, "passed": None}
     try:
@@ -99,7 +97,7 @@ def _kernels(task: Task, bundle: Bundle, short: str, beam: int, sources: list[li
 
 
 def _compared(
-    reference: TorchRuntime, runtime: Runtime[Any], sources: list[list[int]], options: SearchOptions
+    reference: TorchRuntime, runtime: Runtime, sources: list[list[int]], options: SearchOptions
 ) -> dict[str, Any]:
     report = compare(reference, runtime, sources, options, batch_size=len(sources))
     return {

@@ -218,7 +218,7 @@ def test_a_run_goes_on_after_whole_lines(run: Run, tiny_bundle: Path, tmp_path: 
         out.unlink(missing_ok=True)
         # What a run leaves that is ended: the lines so far, and what they are of.
         with pytest.MonkeyPatch.context() as patches:
-            patches.setattr("tfexport.commands.documents.DocumentJob.write", ended)
+            patches.setattr("tfexport.commands.decode.write_documents", ended)
             run(*flags)
         partial = tmp_path / "out.jsonl.partial"
         partial.write_bytes(b"".join(lines[:done]) + (lines[done][:9] if done < len(lines) else b""))

@@ -25,7 +25,7 @@ from tfexport.search.search import SearchOptions, search
 THREADS = 8
 """More than CPUs, so that they are interrupted in the middle of what they do."""
 
-RUNTIMES: dict[str, Callable[[Bundle], Runtime[Any]]] = {
+RUNTIMES: dict[str, Callable[[Bundle], Runtime]] = {
     "ort-cpu fp32": lambda bundle: load_runtime("ort-cpu", bundle, threads=1),
     "ort-cpu int8": lambda bundle: load_runtime("ort-cpu", bundle, precision="int8", threads=1),
     "ort-cpu, two threads": lambda bundle: load_runtime("ort-cpu", bundle, threads=2),

@@ -12,7 +12,7 @@ import pytest
 from tests.support.fakes import ScriptedRuntime, constant_model, random_model, tiny_config
 from tests.support.scripted_ahead import AheadRuntime
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import Ahead, Continuations, Runtime, tell
+from tfexport.runtimes.base import Ahead, Continuations, Runtime, step_for
 from tfexport.scheduling.batch import batch_for
 from tfexport.scheduling.sentences import Finished, Sentence
 from tfexport.search.options import SearchOptions
@@ -117,7 +117,7 @@ def test_sentences_are_told_with_the_steps_that_end_them_and_may_be_dropped(opti
 
 
 def ended_of(
-    runtime: Runtime[Any], options: SearchOptions, *, drop: int | None = None
+    runtime: Runtime, options: SearchOptions, *, drop: int | None = None
 ) -> tuple[dict[int, list[Hypothesis]], int]:
     """What a search tells of each sentence when it ends, in this order, and how often it was advanced."""
     sources = as_sources(SOURCES)
@@ -142,11 +142,11 @@ def ended_of(
     return told, turns
 
 
-def advanced(runtime: Runtime[Any], state: Any, batch: SearchBatch) -> Any:
-    ahead = batch.ask_ahead()
+def advanced(runtime: Runtime, state: Any, batch: SearchBatch) -> Any:
+    ahead = batch.request_ahead()
     if ahead is None:
-        found, state = tell(runtime, state, batch.tokens, batch.ask())
-        rows = batch.advance(found, lambda: state.attention)
+        output, state = step_for(runtime, state, batch.tokens, batch.request())
+        rows = batch.advance(output, lambda: state.attention)
     else:
         several, state = runtime.search_ahead(state, ahead)
         rows = batch.advance_ahead(several)
@@ -176,7 +176,7 @@ def test_streaming_and_serving_never_ask_ahead(options: SearchOptions) -> None:
 def test_what_is_no_number_is_an_error_and_probability_0_is_none(options: SearchOptions) -> None:
     runtime = AheadRuntime(constant_model([0.0] * 12), CONFIG)
     batch = search_batch(runtime, as_sources([[5]]), options, ahead=True)
-    assert batch.ask_ahead() is not None
+    assert batch.request_ahead() is not None
     shape = (8, 1, 4 if options.beam > 1 else 1)
     scores = np.full(shape, -1.0)
     scores[7] = math.nan

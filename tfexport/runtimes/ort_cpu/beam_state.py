@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tfexport.runtimes.base import Ask, Best, FloatArray, IntArray, Told
-from tfexport.runtimes.ort_cpu.bound_graphs import BatchShortlist, StepGraph, asked, requested, told
+from tfexport.runtimes.base import Best, FloatArray, IntArray, StepOutput, StepRequest
+from tfexport.runtimes.ort_cpu.bound_graphs import BatchShortlist, StepGraph, outputs_of, requested, widest
 from tfexport.runtimes.ort_cpu.context import Context
 from tfexport.runtimes.ort_cpu.places import (
     Ages,
@@ -110,10 +110,10 @@ class BeamState:
         logits, rows = self._run(tokens, 1, True).logits(), self._output_rows()
         return logits if rows is None else logits[rows]
 
-    def tell(self, tokens: IntArray, asks: Sequence[Ask]) -> list[Told]:
-        """See `Runtime.tell`."""
-        step = self._run(tokens, *asked(asks))
-        return told(step, asks, self._output_rows())
+    def shared_step(self, tokens: IntArray, requests: Sequence[StepRequest]) -> list[StepOutput]:
+        """See `Runtime.shared_step`."""
+        step = self._run(tokens, *widest(requests))
+        return outputs_of(step, requests, self._output_rows())
 
     def _buffer_rows(self) -> IntArray | None:
         """The row of each live hypothesis in the buffers, [rows]; None if all are live and in order."""

@@ -12,7 +12,16 @@ from numpy.typing import NDArray
 
 from tfexport.contract import ATTENTION_ROLES, SHORTLIST_ROLES, Role, cache_names
 from tfexport.errors import BundleError
-from tfexport.runtimes.base import Argmax, Ask, Best, FloatArray, IntArray, Told
+from tfexport.runtimes.base import (
+    Argmax,
+    Best,
+    BestRequest,
+    FloatArray,
+    IntArray,
+    LogitsRequest,
+    StepOutput,
+    StepRequest,
+)
 from tfexport.runtimes.ort_cpu.context import Context
 
 
@@ -187,25 +196,30 @@ class GreedyStepGraph(_BoundGraph):
         return Argmax(self._logits.copy(), self._ids.copy())
 
 
-def asked(asks: Sequence[Ask]) -> tuple[int, bool]:
-    """How many best tokens answer all `asks`, and whether logits are among them."""
-    return max(1, *(ask.count for ask in asks)), any(ask.kind == "logits" for ask in asks)
+def widest(requests: Sequence[StepRequest]) -> tuple[int, bool]:
+    """The number of best tokens that all requests need, and whether one of them needs logits."""
+    counts = [request.count for request in requests if isinstance(request, BestRequest)]
+    return max([1, *counts]), any(isinstance(request, LogitsRequest) for request in requests)
 
 
-def told(step: StepGraph, asks: Sequence[Ask], rows: IntArray | None) -> list[Told]:
-    """What the last run of `step` tells for `asks`, of these `rows` of its output."""
-    best, logits = step.best(), step.logits() if asked(asks)[1] else None
+def outputs_of(step: StepGraph, requests: Sequence[StepRequest], rows: IntArray | None) -> list[StepOutput]:
+    """The outputs of the last run of `step` for each request but `ArgmaxRequest`s.
+
+    Args:
+        rows: the rows of the graph's output that are returned; None for all.
+    """
+    best, logits = step.best(), step.logits() if widest(requests)[1] else None
     if rows is not None:
         best = Best(best.log_probs[rows], best.ids[rows])
         logits = None if logits is None else logits[rows]
-    found: list[Told] = []
-    for ask in asks:
-        if ask.kind == "logits":
-            assert logits is not None
-            found.append(logits)
+    outputs: list[StepOutput] = []
+    for request in requests:
+        if isinstance(request, BestRequest):
+            outputs.append(Best(best.log_probs[:, : request.count], best.ids[:, : request.count]))
         else:
-            found.append(Best(best.log_probs[:, : ask.count], best.ids[:, : ask.count]))
-    return found
+            assert logits is not None
+            outputs.append(logits)
+    return outputs
 
 
 def requested(attention: FloatArray | None) -> FloatArray:

@@ -10,8 +10,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tfexport.runtimes.base import Argmax, Ask, Best, FloatArray, IntArray, Told
-from tfexport.runtimes.ort_cpu.bound_graphs import BatchShortlist, GreedyStepGraph, StepGraph, asked, requested, told
+from tfexport.runtimes.base import Argmax, ArgmaxRequest, Best, FloatArray, IntArray, StepOutput, StepRequest
+from tfexport.runtimes.ort_cpu.bound_graphs import (
+    BatchShortlist,
+    GreedyStepGraph,
+    StepGraph,
+    outputs_of,
+    requested,
+    widest,
+)
 from tfexport.runtimes.ort_cpu.context import Context
 from tfexport.runtimes.ort_cpu.places import (
     first_rows,
@@ -93,17 +100,18 @@ class GreedyState:
             self._bound_greedy_step.bind_cache(first_rows(self._cache, self.rows))
         return self._bound_greedy_step.argmax(tokens, position, banned)
 
-    def tell(self, tokens: IntArray, asks: Sequence[Ask]) -> list[Told]:
-        """See `Runtime.tell`."""
-        if asks[0].kind != "argmax":
-            step, (count, logits) = self._step, asked(asks)
-            if logits:
-                step.enable_logits()
-            step.run(tokens, self._next_slots(), count)
-            return told(step, asks, None)
-        position = self._next_slots()
-        # Of several the graph runs again: it writes the same slots with the same numbers.
-        return [self._argmax(tokens, position, ask.banned) for ask in asks]
+    def shared_step(self, tokens: IntArray, requests: Sequence[StepRequest]) -> list[StepOutput]:
+        """See `Runtime.shared_step`."""
+        bans = [request.banned for request in requests if isinstance(request, ArgmaxRequest)]
+        if bans:
+            position = self._next_slots()
+            # The graph runs once for each request. Each run writes the same numbers to the same slots.
+            return [self._argmax(tokens, position, banned) for banned in bans]
+        step, (count, logits) = self._step, widest(requests)
+        if logits:
+            step.enable_logits()
+        step.run(tokens, self._next_slots(), count)
+        return outputs_of(step, requests, None)
 
     def _next_slots(self) -> NDArray[np.int32]:
         """Make room for one more token of each row; returns their positions, [rows]."""

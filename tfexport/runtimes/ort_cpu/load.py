@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tfexport.bundle.reader import Bundle
 from tfexport.contract import Precision
 from tfexport.errors import RuntimeUnavailable
@@ -23,7 +21,7 @@ def ort_cpu(
     share_weights: bool = False,
     shortlist: bool = False,
     layout: CacheLayout = DEFAULT_LAYOUT,
-) -> Runtime[Any]:
+) -> Runtime:
     """The runtime `ort-cpu`, over the dialect that the bundle has for it.
 
     Args:

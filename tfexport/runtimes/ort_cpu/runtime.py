@@ -6,7 +6,6 @@ Several threads may use a runtime at once: all that changes is in the states (`g
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,15 +17,16 @@ from tfexport.config import ModelConfig
 from tfexport.contract import ATTENTION_ROLES, Precision
 from tfexport.runtimes.base import (
     Argmax,
-    Ask,
     BaseRuntime,
     Best,
+    BestRequest,
     Capabilities,
     Capacity,
     FloatArray,
     IntArray,
     Needs,
-    Told,
+    StepOutput,
+    StepRequest,
 )
 from tfexport.runtimes.ort_cpu.beam_state import BeamState
 from tfexport.runtimes.ort_cpu.bound_graphs import BatchShortlist, Binding
@@ -142,9 +142,15 @@ class OrtCpuRuntime(BaseRuntime):
     def argmax(self, state: Any, tokens: IntArray, banned: Sequence[int]) -> tuple[Argmax, Any]:
         return state.argmax(tokens, banned), state
 
-    def tell(self, state: Any, tokens: IntArray, asks: Sequence[Ask]) -> tuple[list[Told], Any]:
-        most = self.config.tgt_vocab_size
-        return state.tell(tokens, [replace(ask, count=min(ask.count, most)) for ask in asks]), state
+    def shared_step(
+        self, state: Any, tokens: IntArray, requests: Sequence[StepRequest]
+    ) -> tuple[list[StepOutput], Any]:
+        return state.shared_step(tokens, [self._within_vocabulary(request) for request in requests]), state
+
+    def _within_vocabulary(self, request: StepRequest) -> StepRequest:
+        if isinstance(request, BestRequest):
+            return BestRequest(min(request.count, self.config.tgt_vocab_size))
+        return request
 
     def best(self, state: Any, tokens: IntArray, count: int) -> tuple[Best, Any]:
         return state.best(tokens, min(count, self.config.tgt_vocab_size)), state

@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tfexport.runtimes.base import Argmax, Best, Continuations, IntArray, Told
+from tfexport.runtimes.base import Argmax, Best, Continuations, IntArray, StepOutput
 from tfexport.search.attention_trace import AttentionTrace
 from tfexport.search.beam import BeamBatch, rank_continuations
 from tfexport.search.constraints.banks import allocated
@@ -51,7 +51,8 @@ class ConstrainedBeamBatch(BeamBatch):
     ):
         super().__init__(rules, limits, options, trace)
         divided = [self._rules.divided(required, index) for index, required in enumerate(phrases)]
-        self._possible, self._impossible = [one for one, _ in divided], [one for _, one in divided]
+        self._possible = [possible for possible, _ in divided]
+        self._impossible = [impossible for _, impossible in divided]
         self._lacks = {index for index, impossible in enumerate(self._impossible) if impossible}
         """The sources whose hypotheses may lack phrases."""
         self._states = [[self._first_state(index)] * options.beam for index in range(len(phrases))]
@@ -61,27 +62,29 @@ class ConstrainedBeamBatch(BeamBatch):
         return first_state([phrase.ids for phrase in self._possible[index]], self._options.constraint_order)
 
     def outputs(self, indices: IntArray) -> list[list[Hypothesis]]:
-        found = super().outputs(indices)
+        outputs = super().outputs(indices)
         for place, index in enumerate(indices.tolist()):
             if index in self._lacks:
-                found[place] = [replace(one, missing=self._missing(one.ids, index)) for one in found[place]]
-        return found
+                outputs[place] = [
+                    replace(hypothesis, missing=self._missing(hypothesis.ids, index)) for hypothesis in outputs[place]
+                ]
+        return outputs
 
     def _missing(self, ids: Ids, index: int) -> tuple[Phrase, ...]:
         order = self._options.constraint_order
         return (*missing_phrases(ids, self._possible[index], order), *self._impossible[index])
 
-    def _best_live(self, found: Continuations) -> LogProbs:
+    def _best_live(self, continuations: Continuations) -> LogProbs:
         # The first hypothesis is that of the fullest bank.
-        return np.asarray(found.log_probs[..., : self._beam].max(axis=-1))
+        return np.asarray(continuations.log_probs[..., : self._beam].max(axis=-1))
 
-    def _continuations(self, told: Told, length: int) -> Continuations:
+    def _continuations(self, output: StepOutput, length: int) -> Continuations:
         if self._length:
             self._follow()
-        if isinstance(told, Best):  # the first token of every output is forced
-            return super()._continuations(told, length)
-        assert not isinstance(told, Argmax)  # the rules request logits
-        log_probs = self._rules.log_probs(told, self._ask, length, self.sentences, self._history)
+        if isinstance(output, Best):  # the first token of every output is forced
+            return super()._continuations(output, length)
+        assert not isinstance(output, Argmax)  # the rules request logits
+        log_probs = self._rules.log_probs(output, length, self.sentences, self._history)
         before_the_end = np.repeat(~self._met().ravel()[:, None], len(self._end_ids), axis=1)
         ends = log_probs[:, self._end_ids]
         log_probs[:, self._end_ids] = np.where(before_the_end, -np.inf, ends)
