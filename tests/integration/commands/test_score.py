@@ -75,7 +75,7 @@ def test_a_token_to_which_the_model_gives_no_probability_is_scored_and_marked(
         logits[9] = -math.inf
         return logits
 
-    monkeypatch.setattr("tfexport.runtimes.load_runtime", lambda *_, **__: ScriptedRuntime(never, config))
+    monkeypatch.setattr("tfexport.decoding.job.load_runtime", lambda *_, **__: ScriptedRuntime(never, config))
     (tmp_path / "in").write_text("de5\nde6\n")
     (tmp_path / "out").write_text("wört8 wört9\nwört8\n", encoding="utf-8")
     given = ["score", tiny_bundle, tmp_path / "in", tmp_path / "out", "--workers", 1, "--threads", 1]

@@ -6,7 +6,8 @@ import io
 import json
 import time
 from codecs import BOM_UTF8
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +16,7 @@ pa = pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip instal
 from pyarrow import parquet  # noqa: E402
 
 from tfexport.api.results import Output  # noqa: E402
+from tfexport.decoding.job import Job  # noqa: E402
 from tfexport.scale.options import CorpusFormat  # noqa: E402
 from tfexport.scale.row_function import Row, RowFunction, clear_of, lines_of, marked_row  # noqa: E402
 from tfexport.scale.rows import texts, written  # noqa: E402
@@ -30,7 +32,8 @@ def ok(*said: str) -> Row:
 def function(*, several: bool = False) -> RowFunction:
     """A translator that has loaded nothing."""
     made = Translator.__new__(Translator)
-    made.reads, made._options = ("text",), SearchOptions(beam=4, nbest=1 + several)
+    search = SearchOptions(beam=4, nbest=1 + several)
+    made.reads, made._job = ("text",), cast(Job, SimpleNamespace(setup=SimpleNamespace(search=search)))
     return made
 
 
