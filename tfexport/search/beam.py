@@ -155,11 +155,12 @@ class BeamBatch:
         self._length += steps
         is_eos = is_end(continuations.tokens, self._end_ids)
         ending = places_among_first(is_eos, self._beam)
-        at_limit = self._at_limit(first)
-        ends = self._ends(continuations, is_eos, ending, at_limit)
-        new = self._new_outputs(continuations, is_eos)
-        if len(ending) and not self._profile.continues_past_eos:
-            let_go_on(continuations, is_eos, ending, self._beam)
+        at_limit, ends, new = self._at_limit(first), None, None
+        if len(ending) or at_limit is not None or self._profile.continues_past_eos:  # else the usual case
+            ends = self._ends(continuations, is_eos, ending, at_limit)
+            new = self._new_outputs(continuations, is_eos)
+            if len(ending) and not self._profile.continues_past_eos:
+                let_go_on(continuations, is_eos, ending, self._beam)
         self._past.add(self.sentences, continuations)
         live = continuations.at((-1, slice(None), slice(self._beam)))
         self._log_probs, self._parents, self.tokens = live.log_probs, live.parents, live.tokens.ravel()
@@ -171,7 +172,7 @@ class BeamBatch:
             penalties=self._penalties(ends, self.sentences, first),
         )
         stops = done if at_limit is None else done | at_limit
-        if not stops.any():
+        if not np.count_nonzero(stops):  # several times faster than `any`
             return self._stay(in_order=in_order)  # the usual case
         stopped = np.asarray(stops.any(axis=0))
         groups = stopped.nonzero()[0]
@@ -274,7 +275,7 @@ class BeamBatch:
     def _stay(self, *, in_order: bool) -> IntArray | None:
         """`_leave` if all sentences are unfinished."""
         self.ended = NO_SENTENCES
-        if in_order or not (self._parents != self._same_beams).any():
+        if in_order or not np.count_nonzero(self._parents != self._same_beams):
             return None
         return (self._first_rows[: len(self.sentences)] + self._parents).ravel()
 
@@ -327,15 +328,12 @@ def let_go_on(continuations: Continuations, is_eos: NDArray[np.bool_], ending: I
     """
     candidates = is_eos.shape[2]
     rows = ending // candidates
-    rows = rows[begins_run(rows)]
-    # The candidates that continue, row by row; then the first `beam` of each row.
-    going_on = (~is_eos.reshape(-1, candidates).take(rows, axis=0)).ravel().nonzero()[0]
-    starts, every = np.arange(0, len(rows) * candidates, candidates), np.arange(beam)
-    firsts = going_on.searchsorted(starts)
-    chosen = np.append(going_on, every).take(firsts[:, None] + every)
-    chosen = chosen.clip(starts[:, None], starts[:, None] + candidates - 1)
-    starts_in_all = rows * candidates
-    targets, sources = starts_in_all[:, None] + every, chosen + (starts_in_all - starts)[:, None]
+    if len(rows) > 1:
+        rows = rows[begins_run(rows)]
+    # The sort is stable: candidates that continue come first, in their order.
+    ranks = is_eos.reshape(-1, candidates).take(rows, axis=0).argsort(axis=1, kind="stable")[:, :beam]
+    starts = rows[:, None] * candidates
+    targets, sources = starts + np.arange(beam), starts + ranks
     for field in continuations:
         assert field.flags.c_contiguous
         field.reshape(-1)[targets] = field.take(sources)

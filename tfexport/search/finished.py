@@ -232,7 +232,8 @@ class FinishedHypotheses:
     def _keep(self, ends: Ends, scores: Scores, index: IntArray, lengths: IntArray) -> None:
         """Add the hypotheses `ends` of the sentences `index` whose score is above -inf."""
         kept = (scores > -np.inf).nonzero()[0]
-        endings = Endings(index, scores, ends.log_probs, lengths, ends.parents, ends.tokens).at(kept)
+        endings = Endings(index, scores, ends.log_probs, lengths, ends.parents, ends.tokens)
+        endings = endings if len(kept) == len(scores) else endings.at(kept)
         self._endings.append(endings)
         self._is_ranked = False
         self.count += np.bincount(endings.sentences, minlength=len(self.count))

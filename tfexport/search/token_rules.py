@@ -118,6 +118,9 @@ class TokenRules:
         differs = self._eos_at_limit or options.search_profile.renormalises
         self._settled = math.inf if differs else max(special)
         self._settled_requests: dict[int, StepRequest] = {}
+        self._min_new_tokens = options.min_new_tokens
+        self._first = 2 if self.config.forced_first_id >= 0 else 1
+        """The length after the first token that is not forced by the model."""
         # Transformers penalises log-probabilities in beam search; the paper and all other toolkits penalise logits.
         self._penalises_logits = options.beam == 1 or options.search_profile.renormalises
 
@@ -240,12 +243,11 @@ class TokenRules:
 
     def _is_forced_first(self, length: int) -> bool:
         """Whether token `length` is the model's forced first token."""
-        return length == 1 and self.config.forced_first_id >= 0
+        return length == 1 and self._first > 1
 
     def _banned(self, length: int) -> tuple[int, ...]:
         """The banned ids of all rows for token `length`, without duplicates."""
-        first = 2 if self.config.forced_first_id >= 0 else 1
-        return self._common.banned[length <= self._options.min_new_tokens, length == first]
+        return self._common.banned[length <= self._min_new_tokens, length == self._first]
 
     def _needs_logits(self, length: int, sentences: IntArray, banned: tuple[int, ...]) -> bool:
         return bool(
