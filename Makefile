@@ -19,7 +19,7 @@ PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n 2 --dist loadfile
 EXAMPLES = per_head_conv1d tutorial_spacy annotated_transformer base_model_tied attention_and_positions
 KERNELS = setup.py $(wildcard tfexport/kernels/*.h tfexport/kernels/*.cpp)
 
-.PHONY: setup demo test types style unit check docs engines cuda-dry fuzz faults kills power-loss load gpu gpu-day gpu-day-pack
+.PHONY: setup demo test types style unit check docs pages engines cuda-dry fuzz faults kills power-loss load gpu gpu-day gpu-day-pack
 .PHONY: corpus-kills corpus-capacity costs examples constraints clean bench-serve serve-faults
 
 # For contributors: the virtual environment, the kernels, and hooks that check each commit (not where git keeps no hooks,
@@ -53,6 +53,10 @@ unit: $(VENV)/dev.done
 check: test
 	$(PYTEST) -m thorough
 	$(MAKE) --jobs 2 --output-sync=target kills power-loss engines fuzz examples cuda-dry docs
+
+# The generated text of pages (docs/generate.py), after a change of options, docstrings, graphs or results. A test compares it.
+pages: $(VENV)/dev.done
+	$(VENV)/bin/python -m docs.generate
 
 # The documentation as a site, build/docs/index.html. Broken links and pages that no menu names are errors.
 docs: $(VENV)/docs.done

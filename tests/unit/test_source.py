@@ -37,7 +37,7 @@ def test_imports_within_functions_of_tools_find_their_modules() -> None:
     """They run late in long runs, where no test comes."""
     tools = {
         path: path.read_text(encoding="utf-8")
-        for name in ("fuzz", "benchmarks")
+        for name in ("fuzz", "benchmarks", "docs")
         for path in (ROOT / name).rglob("*.py")
     }
     nodes = [(path, node) for path, source in tools.items() for node in ast.walk(ast.parse(source))]

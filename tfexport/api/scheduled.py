@@ -91,7 +91,7 @@ class ScheduledModel(LoadedModel):
         return self._runtime.name.startswith("torch") or (self._runtime.name == "ort-cpu" and has_graphs)
 
     def serving_metrics(self) -> dict[str, object]:
-        """The metrics of the scheduler of `translate_async`: the fields of `tfexport.scheduling.metrics.Counters`."""
+        """Counts and gauges of the scheduler of `translate_async`, by name, such as `queued`, `finished` and `tokens`."""
         with self._service_lock:
             return self._service.metrics() if self._service is not None else Counters().to_dict()
 
