@@ -12,11 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from docs import python_api, reference_tables
+from docs import manifest_schema, python_api, reference_tables
 from docs.reference_tables import table as _table
 
 DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS.parent / "benchmarks" / "results"
+SCHEMA = DOCS / "reference" / "manifest.schema.json"
 
 _PART = re.compile(r"(^<!-- generated: (\S+) -->\n).*?(^<!-- end -->$)", re.MULTILINE | re.DOTALL)
 
@@ -31,13 +32,12 @@ def current(markdown: str) -> str:
 
 
 def main() -> None:
-    """Write every page whose generated text has changed."""
-    for page in sorted(DOCS.rglob("*.md")):
-        before = page.read_text(encoding="utf-8")
-        after = current(before)
-        if after != before:
-            page.write_text(after, encoding="utf-8")
-            print(page.relative_to(DOCS.parent))
+    """Write every page whose generated text has changed, and the schema of manifests."""
+    texts = {page: current(page.read_text(encoding="utf-8")) for page in sorted(DOCS.rglob("*.md"))}
+    for path, text in {**texts, SCHEMA: manifest_schema.text()}.items():
+        if not path.exists() or text != path.read_text(encoding="utf-8"):
+            path.write_text(text, encoding="utf-8")
+            print(path.relative_to(DOCS.parent))
 
 
 def cpu_results() -> str:

@@ -325,8 +325,9 @@ def require_utf8(directory: Path) -> None:
 
 def _read_graph(fields: Mapping[str, Any]) -> Graph:
     """Read a graph's entry; raises KeyError, TypeError or ValueError if the manifest is not valid."""
-    names = {key: str(fields[key]) for key in ("file", "role", "dialect")}
-    return Graph(names["file"], _role(fields), _precision(fields), names["dialect"])  # type: ignore[arg-type]
+    if fields["dialect"] not in get_args(Dialect):
+        raise ValueError(f"{fields['dialect']!r} is not a dialect")
+    return Graph(str(fields["file"]), _role(fields), _precision(fields), fields["dialect"])
 
 
 def _read_engine(fields: Mapping[str, Any]) -> Engine:
