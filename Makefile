@@ -65,7 +65,7 @@ docs: $(VENV)/docs.done
 # Builds TensorRT engines ahead of time, without a GPU: of two models, with their sizes and seconds, then of random models.
 engines: $(VENV)/dev.done
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.engines
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.engines --models $(ENGINES) --gpus portable
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.models.engines --models $(ENGINES) --gpus portable
 
 # Runs ort-cuda without a GPU, over stand-ins of the CUDA libraries, and counts launches, copies, waits and recordings. It needs
 # g++, downloads onnxruntime-gpu (250 MB) and CUDA's headers once, and says so where they cannot be had.
@@ -75,35 +75,35 @@ cuda-dry: $(VENV)/dev.done
 # Mutated bytes into every reader of files, random models through export and decoding, and random requests through a scheduler;
 # figures are printed.
 fuzz: $(VENV)/dev.done
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.readers --inputs $(INPUTS)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.models --models $(MODELS)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.serving --requests $(REQUESTS)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.serving --requests $(REQUESTS) --http
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.http --requests $(REQUESTS)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.device_search
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.documents
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.files.readers --inputs $(INPUTS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.models.parity --models $(MODELS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.server.scheduler --requests $(REQUESTS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.server.scheduler --requests $(REQUESTS) --http
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.server.openapi --requests $(REQUESTS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.models.device_search
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.files.documents
 
 # The cost of large bodies in every field of the server, and of repeated patterns in every kind of file; takes an hour.
 costs: $(VENV)/dev.done
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.body_costs --cases 5000
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.body_costs --cases 500 --clients 4 --slow 50
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.file_costs
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.server.body_costs --cases 5000
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.server.body_costs --cases 500 --clients 4 --slow 50
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.files.costs
 
 # Plants faults in bundles, with corrected checksums, and lists those that parity does not find; takes half an hour.
 faults: $(VENV)/dev.done
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.faults --jobs 2 --quick
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.faults.planted --jobs 2 --quick
 
 # Ends export, decode and train at random moments, and checks that nothing was lost; figures are printed.
 kills: $(VENV)/dev.done
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.kills --kills $(KILLS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.crashes.kills --kills $(KILLS)
 
 # Ends actors, drivers and nodes of `tfexport corpus` at random moments, on a cluster of two nodes in network namespaces (as root).
 # Some rows end their worker. Then the same without a cluster. It needs tfexport[ray], and takes 15 minutes.
 corpus-kills: $(VENV)/dev.done
 	$(VENV)/bin/tfexport export tfexport/assets/de-en.safetensors -o build/corpus-kills/de-en --precision fp32 --force
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.ray_nodes build/corpus-kills/de-en $(TEXT)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.corpus_kills build/corpus-kills/de-en $(TEXT) --kills 50 --rows 320000 --deadly 2 --nodes
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.corpus_kills build/corpus-kills/de-en $(TEXT) --kills 20 --rows 100000 --deadly 2
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.crashes.ray_nodes build/corpus-kills/de-en $(TEXT)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.crashes.corpus_kills build/corpus-kills/de-en $(TEXT) --kills 50 --rows 320000 --deadly 2 --nodes
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.crashes.corpus_kills build/corpus-kills/de-en $(TEXT) --kills 20 --rows 100000 --deadly 2
 
 # Hours and cost of a billion lines, and what Ray adds to decode. It needs tfexport[ray] and two cores that nothing else uses.
 corpus-capacity: $(VENV)/dev.done
@@ -112,11 +112,11 @@ corpus-capacity: $(VENV)/dev.done
 
 # Faults around a server: workers killed, clients that go away or stall, and SERVED requests in a row; takes half an hour.
 serve-faults: $(VENV)/dev.done
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.serve_faults --kills $(KILLS) --requests $(SERVED) --mixed $(SERVED)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.server.failures --kills $(KILLS) --requests $(SERVED) --mixed $(SERVED)
 
 # Computes what a loss of power leaves after every call of export, decode and train, and checks that nothing was lost.
 power-loss: $(VENV)/dev.done
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.power_loss
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.crashes.power_loss
 
 # Memory under load: eight commands over one bundle, and 100,000 lines of TEXT (repeated) through one; takes half an hour.
 load: $(VENV)/dev.done

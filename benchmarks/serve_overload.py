@@ -29,7 +29,7 @@ from typing import Any
 
 import aiohttp
 
-from fuzz.serve_faults import Size
+from fuzz.server.failures import Size
 from tests.support.servers import Running, serving
 
 TEXT = Path(__file__).with_name("sentences.de")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import tfexport
-from fuzz import serving
+from fuzz.server import scheduler
 from tests.support.scheduling import drive, problems
 from tests.support.tiny import SRC_VOCAB
 from tfexport.bundle.reader import Bundle
@@ -35,12 +35,12 @@ KINDS: tuple[dict[str, Any], ...] = (
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return serving.write_bundle(tmp_path_factory.mktemp("serving"))
+    return scheduler.write_bundle(tmp_path_factory.mktemp("serving"))
 
 
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 def test_random_requests_get_what_each_would_get_alone(bundle: Bundle, precision: str) -> None:
-    """To the last bit: tokens, scores, attention and what was streamed. `fuzz.serving` does the same with many more."""
+    """To the last bit: tokens, scores, attention and what was streamed. `fuzz.server.scheduler` does so with many more."""
     runtime = load_runtime("ort-cpu", bundle, precision=precision, threads=1)  # type: ignore[arg-type]
     _, answers = drive(runtime, 3, 50, vocab=50, max_length=24, attention=True, workers=2)
     assert [found for answer in answers for found in problems(runtime, answer)] == []

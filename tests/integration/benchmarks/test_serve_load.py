@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.serve_load import OURS, report
 from benchmarks.serve_load.models import model_of, widened
-from fuzz.serving import write_bundle
+from fuzz.server.scheduler import write_bundle
 from tests.support.ort_bundles import random_model
 from tfexport.config import ModelConfig
 

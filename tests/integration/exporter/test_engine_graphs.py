@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from fuzz.engines import different_outputs, write_bundle
+from fuzz.models.engines import different_outputs, write_bundle
 from tests.support.graph_checks import self_check
 from tests.support.ort_bundles import CONFIG, random_model
 from tfexport import contract

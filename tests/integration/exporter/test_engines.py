@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from fuzz import engines as engine_fuzz
+from fuzz.models import engines as engine_fuzz
 from tests.support import ort_bundles
 from tests.support.tiny import TinyCheckpoint
 from tfexport import contract, graph_contract

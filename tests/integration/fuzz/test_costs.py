@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fuzz import body_costs, file_costs
-from fuzz.reader import Reader
+from fuzz.files import costs
+from fuzz.files.target import Target
+from fuzz.server import body_costs
 
 pytestmark = pytest.mark.thorough
 
@@ -25,15 +26,15 @@ def quadratic(path: Path) -> None:
 
 @pytest.mark.parametrize(("read", "is_found"), [(linear, False), (quadratic, True)])
 def test_a_reader_that_searches_again_and_again_is_found(read: object, is_found: bool, tmp_path: Path) -> None:
-    reader = Reader("reader", (b"",), read)  # type: ignore[arg-type]
-    problem = file_costs.problem_of(reader, tmp_path / "work" / "given.bin", b"", b"'", b"", 60_000)
+    reader = Target("reader", (b"",), read)  # type: ignore[arg-type]
+    problem = costs.problem_of(reader, tmp_path / "work" / "given.bin", b"", b"'", b"", 60_000)
     assert (problem is not None) == is_found
 
 
 def test_readers_over_some_patterns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_costs, "CHARACTERS", "'<[0")
-    monkeypatch.setattr(file_costs, "PAIRS", ("<!",))
-    assert file_costs.main(["--size", "50000", "--only", "config,vocabulary,codes"]) == 0, capsys.readouterr().out
+    monkeypatch.setattr(costs, "CHARACTERS", "'<[0")
+    monkeypatch.setattr(costs, "PAIRS", ("<!",))
+    assert costs.main(["--size", "50000", "--only", "config,vocabulary,codes"]) == 0, capsys.readouterr().out
 
 
 def test_bodies_cost_little(capsys: pytest.CaptureFixture[str]) -> None:

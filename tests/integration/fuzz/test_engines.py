@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 import pytest
 
-from fuzz import engines
+from fuzz.models import engines
 from tests.support.ort_bundles import CONFIG, random_model
 from tfexport.bundle.reader import Engine
 from tfexport.errors import EngineError

@@ -1,4 +1,4 @@
-"""One planted fault of each kind: the plain verdict of parity rejects it. `fuzz/faults.py` has all of them.
+"""One planted fault of each kind: the plain verdict of parity rejects it. `fuzz/faults/planted.py` has all of them.
 
 To add one, write its name into `FAULTS`.
 """
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from fuzz.fault_bases import words
-from fuzz.fault_clean import clean
-from fuzz.fault_gate import Prepared, certified, copied, export, parity
-from fuzz.fault_graphs import planted_into
-from fuzz.faults import every_fault
+from fuzz.faults.bases import words
+from fuzz.faults.clean import clean
+from fuzz.faults.gate import Prepared, certified, copied, export, parity
+from fuzz.faults.graphs import planted_into
+from fuzz.faults.planted import every_fault
 from tfexport.bundle.reader import open_bundle
 
 PRECISIONS = ("fp32", "fp16", "int4")

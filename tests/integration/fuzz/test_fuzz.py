@@ -18,7 +18,9 @@ import pytest
 import torch
 import yaml
 
-from fuzz import kills, models, mutations, readers
+from fuzz.crashes import killed_command, kills
+from fuzz.files import mutations, readers
+from fuzz.models import parity, random_models
 from tests.support.paths import ROOT
 from tfexport.errors import TfexportError
 
@@ -92,7 +94,7 @@ def writing(path: Path) -> None:
 )
 def test_what_escapes_is_told(read: Any, found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "SECONDS", 0.2)
-    escaped = readers.run_one(readers.Reader("x", (b"",), read), b"content", tmp_path)
+    escaped = readers.run_one(readers.Target("x", (b"",), read), b"content", tmp_path)
     assert (escaped is None) if found is None else (escaped is not None and found in escaped)
 
 
@@ -115,7 +117,7 @@ def test_what_is_run_or_opened_elsewhere_is_told(tmp_path: Path) -> None:
     code = """
         import os, pickle, subprocess, sys
         from pathlib import Path
-        from fuzz import readers
+        from fuzz.files import readers
         place = Path(sys.argv[1])
         def running(path): os.system("touch ran")
         def quiet(path):
@@ -128,7 +130,7 @@ def test_what_is_run_or_opened_elsewhere_is_told(tmp_path: Path) -> None:
         def reading(path): return path.read_bytes()
         watch = readers.Watch([place / "own"])
         for read in (running, quiet, finding, opening, reading):
-            found = readers.run_one(readers.Reader("x", (b"",), read), b"content", place / "own", watch)
+            found = readers.run_one(readers.Target("x", (b"",), read), b"content", place / "own", watch)
             print(str(found).strip().splitlines()[-1])
     """
     lines = subprocess.run(
@@ -147,17 +149,17 @@ def test_what_is_run_or_opened_elsewhere_is_told(tmp_path: Path) -> None:
 
 
 def test_a_model_that_decodes_otherwise_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = models.random_config(random.Random(1))
-    assert models.check(config, 1, tmp_path / "clean")["failed"] == 0
-    real = models.TorchRuntime.from_bundle
+    config = random_models.random_config(random.Random(1))
+    assert parity.check(config, 1, tmp_path / "clean")["failed"] == 0
+    real = parity.TorchRuntime.from_bundle
 
     def other(bundle: Any) -> Any:
         runtime = real(bundle)
         runtime.model.decoder.layers[0].self_attention.output.weight.data += 0.5
         return runtime
 
-    monkeypatch.setattr(models.TorchRuntime, "from_bundle", other)
-    assert models.check(config, 1, tmp_path / "other")["failed"] > 0
+    monkeypatch.setattr(parity.TorchRuntime, "from_bundle", other)
+    assert parity.check(config, 1, tmp_path / "other")["failed"] > 0
 
 
 # --- kills: what was lost is found
@@ -189,28 +191,28 @@ def completed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_lost_and_doubled_lines_are_found(
     tmp_path: Path, chosen: random.Random, lines: bytes | None, file: bytes | None, found: list[str]
 ) -> None:
-    lane = kills.Decode(tmp_path / "d", 1.0, chosen, [], b"one\ntwo\nthree\n")
-    for path, content in ((lane.partial, lines), (lane.output, file)):
+    command = kills.Decode(tmp_path / "d", 1.0, chosen, [], b"one\ntwo\nthree\n")
+    for path, content in ((command.partial, lines), (command.output, file)):
         if content is not None:
             path.write_bytes(content)
-    assert lane.check(signal.SIGKILL) == found
+    assert command.check(signal.SIGKILL) == found
 
 
 def test_a_damaged_bundle_and_what_is_left_beside_it_are_found(
     tmp_path: Path, chosen: random.Random, tiny_bundle: Path, completed: list[Any]
 ) -> None:
     manifest = (tiny_bundle / "manifest.json").read_bytes()
-    lane = kills.Export(tmp_path / "e", 1.0, chosen, [(tmp_path / "a", manifest), (tmp_path / "b", b"")])
-    shutil.copytree(tiny_bundle, lane.place)
-    assert lane.check(signal.SIGKILL) == []
+    command = kills.Export(tmp_path / "e", 1.0, chosen, [(tmp_path / "a", manifest), (tmp_path / "b", b"")])
+    shutil.copytree(tiny_bundle, command.place)
+    assert command.check(signal.SIGKILL) == []
     assert len(completed) == 1
-    (lane.folder / ".bundle.abcdefgh.partial").mkdir()
-    assert "the next export left" in lane.check(signal.SIGKILL)[0]
-    assert "though it could clean up" in lane.check(signal.SIGTERM)[0]
-    lane.sources.reverse()
-    assert "something else is at the place" in lane.check(signal.SIGKILL)[0]
-    (lane.place / "encoder.onnx").write_bytes(b"cut")
-    assert "is not what was exported" in lane.check(signal.SIGKILL)[0]
+    (command.folder / ".bundle.abcdefgh.partial").mkdir()
+    assert "the next export left" in command.check(signal.SIGKILL)[0]
+    assert "though it could clean up" in command.check(signal.SIGTERM)[0]
+    command.sources.reverse()
+    assert "something else is at the place" in command.check(signal.SIGKILL)[0]
+    (command.place / "encoder.onnx").write_bytes(b"cut")
+    assert "is not what was exported" in command.check(signal.SIGKILL)[0]
 
 
 MEASURED = "epoch,steps,train_loss\n0,5,1.5\n1,10,1.25\n"
@@ -232,17 +234,17 @@ def test_what_a_training_has_lost_is_found(
 ) -> None:
     (tmp_path / "whole").mkdir()
     (tmp_path / "whole" / "metrics.csv").write_text(MEASURED)
-    lane = kills.Train(tmp_path / "t", 1.0, chosen, [], tmp_path / "whole")
-    lane.run_folder.mkdir()
-    torch.save({"global_step": 5}, lane.run_folder / "last.ckpt")
-    (lane.run_folder / "metrics.csv").write_text(MEASURED)
-    assert lane.check(signal.SIGKILL) == []
+    command = kills.Train(tmp_path / "t", 1.0, chosen, [], tmp_path / "whole")
+    command.run_folder.mkdir()
+    torch.save({"global_step": 5}, command.run_folder / "last.ckpt")
+    (command.run_folder / "metrics.csv").write_text(MEASURED)
+    assert command.check(signal.SIGKILL) == []
     if steps is None:
-        (lane.run_folder / "last.ckpt").write_bytes((lane.run_folder / "last.ckpt").read_bytes()[:300])
+        (command.run_folder / "last.ckpt").write_bytes((command.run_folder / "last.ckpt").read_bytes()[:300])
     else:
-        torch.save({"global_step": steps}, lane.run_folder / "last.ckpt")
-    (lane.run_folder / "metrics.csv").write_text(measured)
-    problems = lane.check(signal.SIGKILL)
+        torch.save({"global_step": steps}, command.run_folder / "last.ckpt")
+    (command.run_folder / "metrics.csv").write_text(measured)
+    problems = command.check(signal.SIGKILL)
     assert (problems == []) if found is None else any(found in problem for problem in problems)
 
 
@@ -255,12 +257,12 @@ def test_a_command_is_ended_in_time_and_the_moment_is_told(tmp_path: Path, monke
             [sys.executable, "-c", writing_one, str(tmp_path / "d" / "out.partial")], stderr=-1, text=True
         )
 
-    monkeypatch.setattr(kills, "tfexport", start)
-    monkeypatch.setattr(kills, "AIMED", 1.0)
-    monkeypatch.setattr(kills, "CHANGES", 1)
-    lane = kills.Decode(tmp_path / "d", 0.001, random.Random(3), [], b"x")
-    number, about = lane._kill()
+    monkeypatch.setattr(killed_command, "tfexport", start)
+    monkeypatch.setattr(killed_command, "AIMED", 1.0)
+    monkeypatch.setattr(killed_command, "CHANGES", 1)
+    command = kills.Decode(tmp_path / "d", 0.001, random.Random(3), [], b"x")
+    number, about = command._kill()
     assert number is not None
-    assert lane.figures.kills == {(number.name, kills.WRITING): 1}
+    assert command.figures.kills == {(number.name, kills.WRITING): 1}
     assert about.endswith(kills.WRITING)
-    assert lane.figures.problems == []
+    assert command.figures.problems == []

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fastapi.responses import JSONResponse
 
-from fuzz import http, serving, serving_http
+from fuzz.server import openapi, over_http, scheduler
 from tests.support.served import application
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.serving.v1 import results
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.thorough
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return http.bundles(tmp_path_factory.mktemp("http"))
+    return openapi.bundles(tmp_path_factory.mktemp("http"))
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def app(bundles: dict[str, Path]) -> Iterator[Any]:
 
 
 def test_random_requests_are_answered_as_described(app: Any) -> None:
-    counts, problems = http.check(app, 60, seed=1)
+    counts, problems = openapi.check(app, 60, seed=1)
     assert problems == []
     assert counts.total() > 40
 
@@ -39,17 +39,17 @@ def test_an_answer_that_is_not_described_is_found(app: Any) -> None:
     async def other() -> JSONResponse:
         return JSONResponse({"not": "a list"}, 201)
 
-    _, problems = http.check(app, 60, seed=1)
+    _, problems = openapi.check(app, 60, seed=1)
     assert {problem.partition(":")[0] for problem in problems} == {"GET /other"}
 
 
 @pytest.fixture(scope="module")
 def bundle(bundles: dict[str, Path]) -> Bundle:
-    return open_bundle(bundles[http.NAMES[0]])
+    return open_bundle(bundles[openapi.NAMES[0]])
 
 
 def test_a_server_answers_as_translate(bundle: Bundle) -> None:
-    compared, problems = serving_http.check(bundle, "int8", 40, seed=2)
+    compared, problems = over_http.check(bundle, "int8", 40, seed=2)
     assert problems == []
     assert compared > 20
 
@@ -63,7 +63,7 @@ def test_another_bit_is_found(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -
             one.score = one.score and one.score * (1 + 1e-15)
         return told
 
-    monkeypatch.setattr(serving_http, "result_of", wrong)
-    _, problems = serving_http.check(bundle, "float32", 10, seed=2)
+    monkeypatch.setattr(over_http, "result_of", wrong)
+    _, problems = over_http.check(bundle, "float32", 10, seed=2)
     assert problems
-    assert serving.CONFIG.tgt_vocab_size == bundle.config.tgt_vocab_size
+    assert scheduler.CONFIG.tgt_vocab_size == bundle.config.tgt_vocab_size

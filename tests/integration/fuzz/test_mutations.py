@@ -17,7 +17,8 @@ import torch
 from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper, numpy_helper
 
-from fuzz import containers, models, mutations
+from fuzz.files import mutated_containers, mutations
+from fuzz.models import random_models
 from tfexport.config import Activation, Positions
 from tfexport.models.formats.pickles import InertObject, read_pickle
 
@@ -98,7 +99,7 @@ def test_mutations_of_pickles_have_other_settings() -> None:
     found = []
     for number in range(200):
         with contextlib.suppress(Exception):
-            changed = containers.other_pickle(random.Random(number), raw)
+            changed = mutated_containers.other_pickle(random.Random(number), raw)
             found.append(read_pickle(io.BytesIO(changed), lambda key, n_bytes: torch.empty(0)))
     settings = [content for content in found if isinstance(content, dict)]
     for name in ("heads", "name", "flag"):
@@ -109,12 +110,12 @@ def test_mutations_of_pickles_have_other_settings() -> None:
 def test_mutations_of_a_file_of_several_pickles_keep_the_others(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(2)}, tmp_path / "model.pt", _use_new_zipfile_serialization=False)
     seed = (tmp_path / "model.pt").read_bytes()
-    found = [containers.other_pickles(random.Random(number), seed) for number in range(50)]
+    found = [mutated_containers.other_pickles(random.Random(number), seed) for number in range(50)]
     assert sum(data[:30] == seed[:30] and data[-16:] == seed[-16:] and data != seed for data in found) > 25
 
 
 def test_random_models_are_of_every_kind() -> None:
-    configs = [models.random_config(random.Random(seed)) for seed in range(60)]
+    configs = [random_models.random_config(random.Random(seed)) for seed in range(60)]
     kinds: dict[str, set[object]] = {
         **{
             name: {True, False}

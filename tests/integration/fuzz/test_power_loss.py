@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from fuzz.disk import Disk, Loss, losses, write
-from fuzz.power_loss import Figures, lose_power
+from fuzz.crashes.disk import Disk, Loss, losses, write
+from fuzz.crashes.power_loss import Figures, lose_power
 from tfexport.bundle import writer
 from tfexport.bundle.reader import MANIFEST
 from tfexport.bundle.writer import new_bundle

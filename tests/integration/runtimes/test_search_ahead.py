@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fuzz.device_search import check
+from fuzz.models.device_search import check
 from tests.support.ahead import ahead_runtime, late_runtime, on_host
 from tests.support.tiny import SRC_VOCAB
 from tfexport.bundle.reader import open_bundle

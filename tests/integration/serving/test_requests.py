@@ -14,7 +14,7 @@ import torch
 from fastapi.testclient import TestClient
 
 import tfexport
-from fuzz.serving import words
+from fuzz.server.scheduler import words
 from tests.support import served
 from tests.support.tiny import HINTS, SRC_VOCAB, tiny_classifier
 from tfexport.api import scheduled

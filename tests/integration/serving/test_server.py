@@ -16,8 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from fuzz import serve_faults
-from fuzz.serving import write_bundle
+from fuzz.server import failures
+from fuzz.server.scheduler import write_bundle
 from tests.support.commands import ENVIRONMENT, TFEXPORT
 from tests.support.servers import Running, serving
 from tests.support.shared import made_once
@@ -96,7 +96,7 @@ def test_half_of_a_request_is_not_waited_for(running: Running) -> None:
         assert headers.recv(100) == b""
     with socket.create_connection(("127.0.0.1", running.port)) as body:
         body.settimeout(10)
-        body.send(serve_faults.REQUEST + b'{"ids"')
+        body.send(failures.REQUEST + b'{"ids"')
         assert body.recv(100).startswith(b"HTTP/1.1 408 ")
 
 
@@ -116,14 +116,14 @@ def test_who_reads_nothing_loses_the_connection(running: Running) -> None:
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.connect(("127.0.0.1", running.port))
-        slow.send(serve_faults.UNREAD[:16_000])
+        slow.send(failures.UNREAD[:16_000])
         running.wait_for('tfexport_http_refused_total{reason="slow reader"}', 1)
     assert "Traceback" not in running.log.read_text(encoding="utf-8")
 
 
 def test_a_worker_that_is_killed_costs_no_answer(running: Running) -> None:
     thread, answers = in_background(running, LONG)
-    os.kill(serve_faults.workers(running)[0], signal.SIGKILL)
+    os.kill(failures.workers(running)[0], signal.SIGKILL)
     thread.join(120)
     assert answers[0].status_code == 200
     assert len(answers[0].json()["results"]) == 600
@@ -203,7 +203,7 @@ def test_a_bundle_is_replaced_again_and_again_under_load(bundle: Path, tmp_path:
     """Each answer is that of the old or of the new bundle, and none is lost."""
     import torch
 
-    from fuzz.serving import CONFIG, small_model
+    from fuzz.server.scheduler import CONFIG, small_model
     from tfexport.api.model import load
     from tfexport.exporter.pipeline import export
     from tfexport.models.checkpoints.load import load_checkpoint
@@ -255,10 +255,10 @@ def test_a_bundle_is_replaced_again_and_again_under_load(bundle: Path, tmp_path:
         assert problems == []
         assert min(seen.values()) > 0
         for _ in range(100):
-            if len(serve_faults.children(it.process.pid)) == 1:
+            if len(failures.children(it.process.pid)) == 1:
                 break
             time.sleep(0.1)
-        assert len(serve_faults.children(it.process.pid)) == 1  # the old bundles' processes have ended
+        assert len(failures.children(it.process.pid)) == 1  # the old bundles' processes have ended
         assert it.metric('tfexport_reloads_total{model="model",outcome="failed"}') == 0
 
 
@@ -278,4 +278,4 @@ def test_faults(capsys: pytest.CaptureFixture[str]) -> None:
         "--clients",
         "5",
     ]
-    assert serve_faults.main(given) == 0, capsys.readouterr().out
+    assert failures.main(given) == 0, capsys.readouterr().out

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fuzz.documents import check
+from fuzz.files.documents import check
 from tests.support.documents import backwards, exact, is_balanced, same, tags, taken_apart
 from tfexport.documents.document import Document, document
 from tfexport.documents.html_runs import html_runs

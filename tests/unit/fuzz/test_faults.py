@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from fuzz.faults import Outcome, every_fault, report
+from fuzz.faults.planted import Outcome, every_fault, report
 
 
 def test_the_catalogue_is_whole() -> None:
