@@ -101,7 +101,7 @@ kills: $(VENV)/dev.done
 # Some rows end their worker. Then the same without a cluster. It needs tfexport[ray], and takes 15 minutes.
 corpus-kills: $(VENV)/dev.done
 	$(VENV)/bin/tfexport export tfexport/assets/de-en.safetensors -o build/corpus-kills/de-en --precision fp32 --force
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.crashes.ray_nodes build/corpus-kills/de-en $(TEXT)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.crashes.corpus_nodes build/corpus-kills/de-en $(TEXT)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.crashes.corpus_kills build/corpus-kills/de-en $(TEXT) --kills 50 --rows 320000 --deadly 2 --nodes
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.crashes.corpus_kills build/corpus-kills/de-en $(TEXT) --kills 20 --rows 100000 --deadly 2
 

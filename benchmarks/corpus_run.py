@@ -7,7 +7,7 @@ Four runs read the same rows and write text:
 
 1. `tfexport decode` with two workers.
 2. `tfexport corpus` with two actors.
-3. `tfexport corpus` with two actors on a cluster of two nodes with a CPU each (`fuzz/crashes/ray_nodes.py`).
+3. `tfexport corpus` with two actors on a cluster of two nodes with a CPU each (`makers/ray_nodes.py`).
 4. `tfexport decode` with two workers, and the larger batches of `tfexport corpus`.
 
 They take turns of some seconds (`benchmarks/turns.py`), so that they meet the same speed of the CPUs. Their texts have to be
@@ -55,7 +55,7 @@ def measure(bundle: Path, lines: Sequence[str], precision: str) -> list[dict[str
     import pyarrow as arrow
     import pyarrow.parquet as parquet
 
-    from fuzz.crashes.ray_nodes import ENVIRONMENT, Nodes
+    from makers.ray_nodes import ENVIRONMENT, Nodes
 
     rows_per_shard = -(-len(lines) // SHARDS)
     root = str(Path(__file__).resolve().parent.parent)

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.support.references.annotated import AnnotatedTransformer
-from tests.support.references.decode import greedy
+from makers.references.annotated import AnnotatedTransformer
+from makers.references.decode import greedy
 from tfexport.bench.machine import facts
 from tfexport.errors import TfexportError
 from tfexport.models.checkpoints.load import load_checkpoint

@@ -29,8 +29,7 @@ from typing import Any
 
 import aiohttp
 
-from fuzz.server.failures import Size
-from tests.support.servers import Running, serving
+from makers.servers import Running, Size, serving
 
 TEXT = Path(__file__).with_name("sentences.de")
 

@@ -26,8 +26,9 @@ from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 
-from fuzz.crashes.processes import descendants, is_actor, kill
-from fuzz.crashes.ray_nodes import Nodes
+from makers.paths import ROOT
+from makers.processes import descendants, is_actor, kill
+from makers.ray_nodes import Nodes
 
 DEADLY = "this row ends its worker"
 ROWS_PER_SHARD = 250
@@ -62,7 +63,7 @@ class Run:
         self._command += ["--actors", "2", "--rows-per-shard", str(ROWS_PER_SHARD), "--output-format", "jsonl"]
         self._environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
         self._environment |= {"RAY_worker_niceness": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-        paths = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         if deadly:
             (folder / "hook").mkdir()
             (folder / "hook" / "sitecustomize.py").write_text(textwrap.dedent(HOOK), encoding="utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
@@ -12,6 +11,9 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from makers import processes
+from makers.paths import ROOT
 
 SIGNALS = (signal.SIGKILL,) * 6 + (signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGINT)
 AIMED = 0.5
@@ -23,7 +25,7 @@ CHANGES = 12
 SECONDS = 120
 """For a command that is not killed: more is a hang."""
 BEFORE, WRITING, AFTER = "before it writes", "while it writes", "when all is written"
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+ENVIRONMENT = {**processes.ENVIRONMENT, "PYTHONPATH": str(ROOT)}
 
 
 # --- one command

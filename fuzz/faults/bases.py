@@ -121,7 +121,7 @@ def write_text(path: Path, rows: Iterable[list[int]], stem: str | None) -> Path:
 
 def words(folder: Path, *, steps: int = 700) -> Base:
     """A tutorial's state_dict with JSON vocabularies and text: post-norm, learned positions, ReLU, heads of 16."""
-    from tests.support.references.tutorial import TutorialTransformer
+    from makers.references.tutorial import TutorialTransformer
 
     path, flags = folder / "words.pt", vocabularies(folder, 90, 83)
     if not path.exists():

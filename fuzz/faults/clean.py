@@ -97,7 +97,7 @@ def _folder(name: str) -> Make:
     """A folder of the transformers library, as its tests make them."""
 
     def make(folder: Path) -> Base:
-        from tests.support.hugging_face_models import made, sources_of
+        from makers.hugging_face_models import made, sources_of
 
         model = made(name)
         model.save_pretrained(folder / "model")
@@ -111,7 +111,7 @@ def _torch(name: str) -> Make:
     """A state_dict around torch.nn.Transformer."""
 
     def make(folder: Path) -> Base:
-        from tests.support.torch_models import HEADS, IDS, LENGTH, MODELS, SRC_VOCAB, TGT_VOCAB, made
+        from makers.torch_models import HEADS, IDS, LENGTH, MODELS, SRC_VOCAB, TGT_VOCAB, made
 
         torch.save(made(name).state_dict(), folder / "model.pt")
         hints = {"n_heads": HEADS, **IDS, **MODELS[name].hints}  # type: ignore[attr-defined]
@@ -247,7 +247,7 @@ HARDER = 60.0
 
 def _rough(folder: Path) -> Base:
     """A random Marian folder with sharp attention, untrained: its float32 is off by some 5e-4."""
-    from tests.support.hugging_face_models import made, sources_of
+    from makers.hugging_face_models import made, sources_of
 
     path = folder / "rough"
     if not (path / "config.json").exists():
@@ -288,7 +288,7 @@ def _made(folder: Path) -> Path:
 def _own_outputs(base: Base, rows: list[list[int]], limit: int) -> tuple[list[list[int]], float]:
     """What the checkpoint's own code gives greedily, to eos or the limit, and how far its float32 is from float64."""
     if base.name == "loud":
-        from tests.support.references.tutorial import TutorialTransformer
+        from makers.references.tutorial import TutorialTransformer
 
         sizes = {"d_model": 48, "n_heads": 3, "d_ffn": 80, "n_encoder_layers": 2, "n_decoder_layers": 2}
         module = TutorialTransformer(src_vocab=90, tgt_vocab=83, max_len=40, **sizes).eval()

@@ -32,6 +32,7 @@ from fuzz.faults.gate import Prepared, certified, copied, parity, prepare, reaso
 from fuzz.faults.graphs import graph_faults, planted_into
 from fuzz.faults.settings import manifest_faults, tokenizer_faults
 from fuzz.faults.weights import weight_faults
+from makers.paths import SHARED
 
 WANTED = 0.95
 """Of the faults that can change an output, so many are to be found by the plain verdict."""
@@ -196,7 +197,7 @@ def report(faults: Sequence[Fault], results: dict[str, Outcome], console: Consol
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Planted faults against tfexport parity.")
     parser.add_argument("--work", type=Path, help="where checkpoints and bundles are kept for the next run")
-    parser.add_argument("--shared", type=Path, default=Path(__file__).parents[3] / "shared")
+    parser.add_argument("--shared", type=Path, default=SHARED)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--only", default="", help="faults whose name or base has this text")
     parser.add_argument("--base", action="append", help="faults of this checkpoint; may be repeated")

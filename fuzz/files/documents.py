@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 
-from tests.support.documents import (
+from makers.documents import (
     backwards,
     codes,
     exact,

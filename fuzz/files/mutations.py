@@ -121,7 +121,7 @@ def _other_pieces(chosen: random.Random, data: bytes) -> bytes:
 
 def _other_variables(chosen: random.Random, data: bytes) -> bytes:
     """CTranslate2's model.bin with other variables, names, kinds of numbers or versions, whole or almost."""
-    from tests.support import model_bin
+    from makers import model_bin
 
     content = model_bin.read(data)
     for _ in range(chosen.choice((1, 1, 2, 4))):

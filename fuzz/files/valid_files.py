@@ -24,9 +24,9 @@ def prepare(folder: Path) -> None:
     """Write the valid files to `folder`, which `readers` then finds there."""
     import torch
 
-    from tests.support.ort_bundles import CONFIG, random_model, write_bundle
-    from tests.support.tiny import tiny_transformer
-    from tests.support.torch_models import made
+    from makers.ort_bundles import CONFIG, random_model, write_bundle
+    from makers.tiny import tiny_transformer
+    from makers.torch_models import made
     from tfexport.bundle.reader import open_bundle
     from tfexport.config import ModelConfig
     from tfexport.exporter.pipeline import export
@@ -75,8 +75,8 @@ def prepare(folder: Path) -> None:
 
 def readers(folder: Path) -> list[Target]:
     """All of them, over the files that `prepare` wrote to `folder`."""
-    from tests.support.tiny import HINTS
-    from tests.support.torch_models import Tutorial
+    from makers.tiny import HINTS
+    from makers.torch_models import Tutorial
     from tfexport.decoding.alignments import read_dictionary
     from tfexport.models.checkpoints.load import inspect_checkpoint, load_checkpoint, read_hints
     from tfexport.text.tokenizers import TextTokenizer, word_tokenizer

@@ -86,8 +86,8 @@ def prepare(folder: Path) -> None:
 
 def _prepare_toolkits(folder: Path) -> None:
     """The folders `npz`, `opus`, `joeynmt`, `joeynmt-bpe`, `fairseq`, `opennmt`, `opennmt-parts` and `ctranslate2`."""
-    from tests.support import joeynmt_models, marian_models, model_bin
-    from tests.support.paths import DATA
+    from makers import joeynmt_models, marian_models, model_bin
+    from makers.paths import DATA
     from tfexport.text.sentencepiece import PieceModel
 
     options = marian_models.options_of("pre-norm")
@@ -122,8 +122,8 @@ def _prepare_toolkits(folder: Path) -> None:
 
 
 def _readers_of_toolkits(folder: Path) -> list[Target]:
-    from tests.support import marian_models, model_bin
-    from tests.support.paths import DATA
+    from makers import marian_models, model_bin
+    from makers.paths import DATA
 
     def saved(toolkit: str, *names: str) -> tuple[bytes, ...]:
         return tuple((DATA / toolkit / f"{name}.pt").read_bytes() for name in names)

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from makers.paths import ROOT
+
 RUNNING = {
     *("os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "pty.spawn", "subprocess.Popen"),
     *("socket.connect", "pickle.find_class"),
@@ -16,7 +18,7 @@ RUNNING = {
 """Audit events of Python (PEP 578) that a file must not lead to."""
 
 _PYTHON = (
-    *(sys.prefix, sys.base_prefix, Path(__file__).parents[2], "/proc", "/sys", "/usr", "/dev/null", "/dev/urandom"),
+    *(sys.prefix, sys.base_prefix, ROOT, "/proc", "/sys", "/usr", "/dev/null", "/dev/urandom"),
     *(place for place in sys.path if place.endswith("site-packages")),  # also of another environment
 )
 """Where libraries open files of their own while they are used."""

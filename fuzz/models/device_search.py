@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from fuzz.models.random_models import random_config, random_model
-from tests.support.ahead import ahead_runtime, late_runtime, on_host
+from makers.ahead import ahead_runtime, late_runtime, on_host
 from tfexport.bundle.reader import open_bundle
 from tfexport.bundle.writer import write_manifest
 from tfexport.config import ModelConfig

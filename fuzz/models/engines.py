@@ -13,33 +13,26 @@ from __future__ import annotations
 
 import argparse
 import random
-import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
 import torch
 
 from fuzz.models.random_models import other_heads, random_model
+from makers.engine_bundles import different_outputs, write_bundle
 from tfexport import contract, graph_contract
-from tfexport.bundle.reader import Bundle, open_bundle
-from tfexport.bundle.writer import write_manifest
 from tfexport.config import ModelConfig
-from tfexport.contract import FLOATS, GraphSpec, Precision
+from tfexport.contract import FLOATS
 from tfexport.errors import TfexportError
-from tfexport.exporter.engine_graphs import buildable_attention, longer_positions
 from tfexport.exporter.engine_plan import LengthPlan
 from tfexport.exporter.engine_request import EngineRequest
-from tfexport.exporter.graphs import write_graphs
 from tfexport.exporter.weights import write_variant
-from tfexport.graph_checks.cases_portable import random_inputs
-from tfexport.graph_checks.session import HALVES, Session
+from tfexport.graph_checks.session import HALVES
 from tfexport.graphs.portable import modules_in_half
 from tfexport.graphs.stored_weights import StoredWeights
 from tfexport.models.transformer import Transformer
@@ -110,22 +103,6 @@ def _odd_heads(chosen: random.Random) -> list[int]:
     return [chosen.randint(4, 128), chosen.randint(4, 32), chosen.randint(4, 32)]
 
 
-def write_bundle(model: Transformer, folder: Path, keep: Mapping[str, Collection[str]] | None = None) -> Bundle:
-    """The graphs that engines are built of, in every precision of GPUs, and their weights.
-
-    Args:
-        keep: for a precision the modules that stay in float32.
-    """
-    folder.mkdir()
-    graphs: list[GraphSpec] = []
-    for precision in FLOATS.values():
-        kept = (keep or {}).get(precision, ())
-        write_variant(model, precision, folder, kept)
-        graphs += write_graphs(model.config, precision, folder, kept, dialects=["onnx24"])
-    write_manifest(folder, model.config, graphs, {"source": {"sha256": "", "family": "native", "given": {}}})
-    return open_bundle(folder)
-
-
 def random_modules(model: Transformer, chosen: random.Random, folder: Path) -> list[str]:
     """Some of the modules that compute in half precision in the graphs of fp16; `folder` is for weights."""
     folder.mkdir()
@@ -134,32 +111,6 @@ def random_modules(model: Transformer, chosen: random.Random, folder: Path) -> l
     graphs = graph_contract.graphs_of(model.config, "float16")
     modules = sorted({module for graph in graphs for module in modules_in_half(graph, model.config, stored)})
     return chosen.sample(modules, chosen.randint(1, len(modules)))
-
-
-def different_outputs(bundle: Bundle, precision: Precision, folder: Path) -> Iterator[str]:
-    """The outputs that have other bits in the graphs as TensorRT gets them, but for the lengths that it fixes.
-
-    Args:
-        folder: a new folder for these graphs.
-    """
-    config, random_numbers = bundle.config, np.random.default_rng(0)
-    folder.mkdir()
-    weights = contract.weights_file(precision)
-    shutil.copy(bundle.directory / weights, folder)
-    sizes = {"batch": 3, "src": 9, "rows": 6, "cache": 11, "least": 1}
-    for graph in graph_contract.graphs_of(config, precision):
-        if graph.role in graph_contract.WITHOUT_MODULES:
-            continue
-        model = onnx.load(bundle.graph(graph.role, precision), load_external_data=False)
-        longer_positions(model, source=config.max_source_length + 30)
-        buildable_attention(model)
-        onnx.save(model, folder / graph.file)
-        onnx.checker.check_model(folder / graph.file, full_check=True)
-        inputs = random_inputs(graph, config, {**sizes, "from": 1}, random_numbers)
-        runs = [Session(model, graph, at, [], False)(inputs) for at in (bundle.directory, folder)]
-        yield from (
-            f"{graph.file}: {name}" for name, values in runs[0].items() if values.tobytes() != runs[1][name].tobytes()
-        )
 
 
 def check(

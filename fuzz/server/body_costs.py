@@ -32,7 +32,7 @@ import httpx
 import torch
 
 from fuzz.server.openapi import NAMES, bundles
-from tests.support.servers import Running, serving
+from makers.servers import Running, serving
 from tfexport.serving.options import ServerOptions
 
 ANSWER, HEALTH, MEMORY = 5.0, 0.25, 20

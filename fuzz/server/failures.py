@@ -27,7 +27,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -35,27 +34,14 @@ import torch
 
 from fuzz.server.hostile_clients import Mixed
 from fuzz.server.known_answers import Load
-from fuzz.server.scheduler import write_bundle
-from tests.support.servers import Running, serving
+from makers.servers import Size, serving, workers
+from makers.serving_bundle import write_bundle
 
 RECEIVE, SEND = 2.0, 2.0
 """Seconds that the server waits for clients."""
 
 GROWTH = 24 * 2**20
 """Bytes that may be added in the second half of many requests: allocators settle slowly."""
-
-
-def children(of: int) -> list[int]:
-    """Child processes, of all threads of a process."""
-    found: list[int] = []
-    for task in Path(f"/proc/{of}/task").glob("*/children"):
-        found += map(int, task.read_text().split())
-    return found
-
-
-def workers(of: Running) -> list[int]:
-    """The worker processes of a server: children of its fork servers."""
-    return [worker for server in children(of.process.pid) for worker in children(server)]
 
 
 async def kills(load: Load, count: int, clients: int) -> None:
@@ -160,32 +146,6 @@ async def stalls(load: Load, count: int, clients: int) -> None:
 
 def _refused(load: Load, reason: str) -> float:
     return load.running.metric(f'tfexport_http_refused_total{{reason="{reason}"}}')
-
-
-@dataclass
-class Size:
-    """Of a server with its processes."""
-
-    resident: int = 0
-    files: int = 0
-    threads: int = 0
-
-    @classmethod
-    def of(cls, running: Running) -> Size:
-        found, parents = cls(), children(running.process.pid)
-        for process in [running.process.pid, *parents, *workers(running)]:
-            found.resident += _own_memory(process)
-            found.files += len(os.listdir(f"/proc/{process}/fd"))
-            found.threads += len(os.listdir(f"/proc/{process}/task"))
-        return found
-
-
-def _own_memory(process: int) -> int:
-    """Bytes in memory, of which shared ones count for a part."""
-    for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 @asynccontextmanager

@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 
 import tfexport
-from fuzz.server.scheduler import CONFIG
-from tests.support.servers import Running
+from makers.servers import Running
+from makers.serving_bundle import CONFIG
 
 SEARCHES: tuple[dict[str, Any], ...] = (
     {},

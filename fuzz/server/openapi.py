@@ -32,9 +32,9 @@ from schemathesis.core.failures import FailureGroup
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
-from fuzz.server.scheduler import words, write_bundle
-from tests.support.served import application
-from tests.support.tiny import HINTS, SRC_VOCAB, tiny_classifier
+from makers.applications import application
+from makers.serving_bundle import words, write_bundle
+from makers.tiny import HINTS, SRC_VOCAB, tiny_classifier
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.models.formats.native import Tokenizers

@@ -10,16 +10,18 @@ import asyncio
 import contextlib
 import json
 import random
+import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import httpx
 import numpy as np
 
 import tfexport
-from tests.support.scheduling import ATTENTION, OPTIONS
-from tests.support.served import process
+from makers.scheduling import ATTENTION, OPTIONS
+from makers.servers import serving
 from tfexport.bundle.reader import Bundle
 from tfexport.contract import short_name
 from tfexport.search.options import SearchOptions
@@ -68,8 +70,11 @@ def check(bundle: Bundle, precision: str, requests: int, seed: int) -> tuple[int
     asked = [_draw(drawn, *words, attention=attention) for _ in range(requests)]
     # A busy machine must not refuse what is to be compared.
     flags = ["--precision", short, "--slots", "24", "--step-tokens", "60", "--max-wait", "600"]
-    with process({NAME: bundle.directory}, flags) as address:
-        found = asyncio.run(_send_all(address, asked, model, random.Random(seed + 1)))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serving(Path(folder) / "log", f"{NAME}={bundle.directory}", *flags) as running,
+    ):
+        found = asyncio.run(_send_all(running.url, asked, model, random.Random(seed + 1)))
     print(f"{precision}: " + ", ".join(f"{count} {name}" for name, count in sorted(found.counts.items())), flush=True)
     return found.counts.total() - found.counts["left"] - found.counts["refused"], found.problems
 

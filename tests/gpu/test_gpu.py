@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.paths import ROOT
+from makers.paths import ROOT
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.commands.demo import embedded_checkpoint
 from tfexport.contract import FLOATS, Precision
@@ -222,7 +222,7 @@ def test_steps_made_at_once_find_what_single_steps_find(runtime: Runtime, source
     capabilities = runtime.capabilities
     if not (capabilities.greedy_ahead if beam == 1 else capabilities.beam_ahead):
         pytest.skip(f"{runtime.name} makes no steps at once")
-    from tests.support.ahead import on_host  # it imports ONNX Runtime, which the others need not have
+    from makers.ahead import on_host  # it imports ONNX Runtime, which the others need not have
 
     options = SearchOptions(beam=beam, nbest=beam, max_length=64)
     wanted = on_host(runtime, sources[:8], options)  # as many as stay in buffers of one size

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 import torch
 
+from makers.tiny import HINTS, TinyCheckpoint, tiny_classifier, write_tiny_checkpoint
 from tests.support.commands import Outcome, Run
 from tests.support.shared import made_once
-from tests.support.tiny import HINTS, TinyCheckpoint, tiny_classifier, write_tiny_checkpoint
 from tfexport.__main__ import main
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import Checkpoint, load_checkpoint

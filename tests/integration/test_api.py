@@ -17,7 +17,7 @@ import torch
 from typer.testing import CliRunner
 
 import tfexport
-from tests.support.tiny import EOS, HEADS, HINTS, MAX_LENGTH, TinyCheckpoint, tiny_classifier, tiny_transformer
+from makers.tiny import EOS, HEADS, HINTS, MAX_LENGTH, TinyCheckpoint, tiny_classifier, tiny_transformer
 from tfexport.cli import app
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.exporter.pipeline import export

@@ -16,7 +16,7 @@ import pytest
 import typer
 import yaml
 
-from tests.support.paths import ROOT
+from makers.paths import ROOT
 from tfexport.cli import app
 
 DEPLOY = ROOT / "deploy"

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.paths import SHARED
-from tests.support.references.decode import greedy
-from tests.support.references.tutorial import TutorialTransformer
-from tests.support.tiny import BOS, EOS
+from makers.paths import SHARED
+from makers.references.decode import greedy
+from makers.references.tutorial import TutorialTransformer
+from makers.tiny import BOS, EOS
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.commands.demo import embedded_checkpoint
 from tfexport.contract import Precision

@@ -14,11 +14,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tests.support import hugging_face_models, own_code, torch_models
+from makers import hugging_face_models, torch_models
+from makers.paths import ROOT
+from makers.tiny import tiny_transformer, write_tiny_checkpoint
+from tests.support import own_code
 from tests.support.checkpoints import QUERY, weights_of
 from tests.support.ctranslate2_models import simple
-from tests.support.paths import ROOT
-from tests.support.tiny import tiny_transformer, write_tiny_checkpoint
 
 
 class Saved:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.support.references.annotated import AnnotatedTransformer
-from tests.support.references.per_head import PerHeadTransformer
-from tests.support.references.tutorial import TutorialTransformer
-from tests.support.tiny import (
+from makers.references.annotated import AnnotatedTransformer
+from makers.references.per_head import PerHeadTransformer
+from makers.references.tutorial import TutorialTransformer
+from makers.tiny import (
     BOS,
     ENCODER,
     EOS,

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-from tests.support.references.decode import greedy
-from tests.support.references.tutorial import TutorialTransformer
-from tests.support.tiny import (
+from makers.processes import ENVIRONMENT
+from makers.references.decode import greedy
+from makers.references.tutorial import TutorialTransformer
+from makers.tiny import (
     BOS,
     EOS,
     TinyCheckpoint,
 )
 from tfexport.__main__ import main
-
-TFEXPORT = Path(sys.executable).with_name("tfexport")
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 SENTENCES = {"de5 de6": [5, 6], "de9": [9], "de10 nothing de12": [10, 0, 12], "de30 de4 de4 de7": [30, 4, 4, 7]}
 TEXT = "".join(f"{sentence}\n" for sentence in SENTENCES).encode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.support.paths import DATA
+from makers.paths import DATA
 from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.models.transformer import Transformer
 from tfexport.search.hypothesis import Ids

@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tests.support import marian_models
-from tests.support.paths import DATA
+from makers import marian_models
+from makers.paths import DATA
 from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.models.formats.pickled_options import plain, read_inert
 from tfexport.search.search import SearchOptions
@@ -129,7 +129,7 @@ def fairseq(folder: Path) -> Any:
 
 def hugging_face(folder: Path, name: str) -> Any:
     """A folder of the transformers library, with a tokenizer of whole words."""
-    from tests.support import hugging_face_models
+    from makers import hugging_face_models
 
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")

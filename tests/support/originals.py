@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tests.support.paths import DATA
+from makers.paths import DATA
 from tfexport.bundle.reader import open_bundle
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import Checkpoint

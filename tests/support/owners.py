@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from tests.support.references.annotated import AnnotatedTransformer
-from tests.support.references.decode import greedy
-from tests.support.tiny import randomised
-from tests.support.torch_models import SRC_VOCAB, TGT_VOCAB, made
+from makers.references.annotated import AnnotatedTransformer
+from makers.references.decode import greedy
+from makers.tiny import randomised
+from makers.torch_models import SRC_VOCAB, TGT_VOCAB, made
 
 PAD, BOS, EOS, LIMIT = 1, 2, 3, 8
 

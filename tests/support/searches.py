@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from benchmarks import converters, hugging_face
+from makers.references import toolkits
+from makers.tiny import randomised
 from tests.support.fakes import Ids
-from tests.support.references import toolkits
-from tests.support.tiny import randomised
 from tfexport.config import ModelConfig
 from tfexport.models.transformer import Transformer
 from tfexport.search.profiles import ProfileName

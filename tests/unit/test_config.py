@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from makers.ort_bundles import CONFIG, ONE_CHANGE, random_model
 from tests.support.checkpoints import (
     NATIVE,
 )
-from tests.support.ort_bundles import CONFIG, ONE_CHANGE, random_model
 from tfexport.config import ModelConfig
 from tfexport.errors import ConfigError
 from tfexport.models.model import EncoderClassifier

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import graphlib
 import importlib.util
 
 import pytest
 
-from tests.support.paths import ROOT
+from makers.paths import ROOT
 
 PACKAGE = ROOT / "tfexport"
 SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
@@ -37,7 +36,7 @@ def test_imports_within_functions_of_tools_find_their_modules() -> None:
     """They run late in long runs, where no test comes."""
     tools = {
         path: path.read_text(encoding="utf-8")
-        for name in ("fuzz", "benchmarks", "docs")
+        for name in ("fuzz", "benchmarks", "makers", "docs")
         for path in (ROOT / name).rglob("*.py")
     }
     nodes = [(path, node) for path, source in tools.items() for node in ast.walk(ast.parse(source))]
@@ -49,7 +48,9 @@ def test_imports_within_functions_of_tools_find_their_modules() -> None:
     }
     missing = {(path, name) for path, name in imported if importlib.util.find_spec(name.partition(".")[0]) is None}
     assert {name.partition(".")[0] for _, name in missing} <= PEERS, missing
-    ours = {(path, name) for path, name in imported if name.startswith(("fuzz.", "benchmarks.", "tests.", "tfexport."))}
+    ours = {
+        (path, name) for path, name in imported if name.startswith(("fuzz.", "benchmarks.", "makers.", "tfexport."))
+    }
     assert len(ours) > 50
     assert not [(path, name) for path, name in ours if importlib.util.find_spec(name) is None]
 
@@ -58,32 +59,23 @@ PEERS = {"litserve", "mlperf_loadgen", "optimum", "psutil"}
 """Libraries that a benchmark imports where they are installed."""
 
 
-def modules_of_tools() -> dict[str, ast.Module]:
-    """By module, such as `fuzz.files.valid_files`."""
-    paths = {path.relative_to(ROOT): path for name in ("fuzz", "benchmarks") for path in (ROOT / name).rglob("*.py")}
-    names = {path: ".".join(place.with_suffix("").parts).removesuffix(".__init__") for place, path in paths.items()}
-    return {name: ast.parse(path.read_text(encoding="utf-8")) for path, name in names.items()}
+def test_tests_import_a_fuzzer_only_to_test_it() -> None:
+    """`makers` has what both need. import-linter does not see the folders of tests."""
+    tests = ROOT / "tests"
+    folders = {
+        path.parent.relative_to(tests).as_posix()
+        for path in tests.rglob("*.py")
+        for name in imports_of(ast.parse(path.read_text(encoding="utf-8")))
+        if name.partition(".")[0] == "fuzz"
+    }
+    assert folders == {"integration/fuzz", "unit/fuzz"}
 
 
 def imports_of(module: ast.Module) -> set[str]:
-    """All modules that may be meant: of `from a import b` both a and a.b."""
-    found = {alias.name for node in ast.walk(module) if isinstance(node, ast.Import) for alias in node.names}
-    for node in ast.walk(module):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found
-
-
-def test_no_tools_import_each_other_in_a_circle() -> None:
-    """Also within functions. import-linter looks at tfexport alone."""
-    modules = modules_of_tools()
-    graph = {name: (imports_of(module) & set(modules)) - {name} for name, module in modules.items()}
-    assert "fuzz.files.valid_folders" in graph["fuzz.files.valid_files"]
-    list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError
-    with pytest.raises(graphlib.CycleError):
-        list(
-            graphlib.TopologicalSorter({**graph, "fuzz.files.valid_folders": {"fuzz.files.valid_files"}}).static_order()
-        )
+    """The modules that are imported, also within functions."""
+    nodes = [*ast.walk(module)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return names | {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
 
 
 MOST_LINES, MOST_PARAMETERS = 80, 12

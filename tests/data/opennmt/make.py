@@ -25,7 +25,7 @@ from onmt.models.model_saver import ModelSaver
 from onmt.utils.parse import ArgumentParser
 from safetensors.torch import load_file, save_file
 
-from tests.support.references.decode import beam, greedy
+from makers.references.decode import beam, greedy
 
 HERE = Path(__file__).parent
 SPECIALS = ["<unk>", "<blank>", "<s>", "</s>"]

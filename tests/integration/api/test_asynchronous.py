@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import tfexport
-from fuzz.server import scheduler
-from tests.support.scheduling import drive, problems
-from tests.support.tiny import SRC_VOCAB
+from makers.scheduling import drive, problems
+from makers.serving_bundle import write_bundle
+from makers.tiny import SRC_VOCAB
 from tfexport.bundle.reader import Bundle
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.ort_cpu.greedy_state import GreedyState
@@ -35,7 +35,7 @@ KINDS: tuple[dict[str, Any], ...] = (
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return scheduler.write_bundle(tmp_path_factory.mktemp("serving"))
+    return write_bundle(tmp_path_factory.mktemp("serving"))
 
 
 @pytest.mark.parametrize("precision", ["float32", "int8"])

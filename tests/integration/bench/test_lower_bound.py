@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from tests.support.ort_bundles import random_model, random_sources, with_end, write_bundle
+from makers.ort_bundles import random_model, random_sources, with_end, write_bundle
 from tfexport.bench.lower_bound import StepSize, encoder_work, step_work
 from tfexport.config import ModelConfig
 from tfexport.contract import PRECISIONS

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from benchmarks import converters
+from makers.paths import ROOT
+from makers.tiny import randomised
 from tests.support.fakes import Ids
-from tests.support.paths import ROOT
-from tests.support.tiny import randomised
 from tfexport.bench.peers import CTranslate2Peer, HuggingFacePeer, Peer, RuntimePeer
 from tfexport.bundle.reader import open_bundle
 from tfexport.config import ModelConfig

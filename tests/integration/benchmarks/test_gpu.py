@@ -20,9 +20,9 @@ import pytest
 import torch
 
 from benchmarks import agreement, converters, gpu, hugging_face, peers, timing
-from tests.support.ahead import ahead_runtime, on_host
-from tests.support.paths import ROOT
-from tests.support.tiny import SRC_VOCAB
+from makers.ahead import ahead_runtime, on_host
+from makers.paths import ROOT
+from makers.tiny import SRC_VOCAB
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.config import ModelConfig
 from tfexport.errors import EngineError, RuntimeUnavailable, TfexportError

@@ -21,7 +21,7 @@ from benchmarks.gpu_day import plan
 from benchmarks.gpu_day.processes import launch
 from benchmarks.gpu_day.state import State, read_json
 from benchmarks.gpu_day.watch import watch
-from tests.support.paths import ROOT
+from makers.paths import ROOT
 
 DEAF = """
 import signal, subprocess, sys, time

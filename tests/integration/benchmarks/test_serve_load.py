@@ -17,8 +17,8 @@ import torch
 
 from benchmarks.serve_load import OURS, report
 from benchmarks.serve_load.models import model_of, widened
-from fuzz.server.scheduler import write_bundle
-from tests.support.ort_bundles import random_model
+from makers.ort_bundles import random_model
+from makers.serving_bundle import write_bundle
 from tfexport.config import ModelConfig
 
 SMALL: dict[str, Any] = {

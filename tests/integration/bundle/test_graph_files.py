@@ -12,8 +12,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.support.ort_bundles import CONFIG, random_model, write_bundle
-from tests.support.tiny import randomised
+from makers.ort_bundles import CONFIG, random_model, write_bundle
+from makers.tiny import randomised
 from tfexport.bundle.graph_files import ATTRIBUTES, CONTRIB, FUNCTIONS, ONNX, OPERATORS, check_graph_file
 from tfexport.bundle.reader import open_bundle
 from tfexport.bundle.writer import write_manifest

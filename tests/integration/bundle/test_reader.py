@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.tiny import HEADS, IDS, TGT_VOCAB, TinyCheckpoint
+from makers.tiny import HEADS, IDS, TGT_VOCAB, TinyCheckpoint
 from tfexport import __version__
 from tfexport.bundle.reader import Engine, open_bundle
 from tfexport.bundle.writer import new_bundle, with_engines

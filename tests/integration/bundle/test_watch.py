@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.tiny import HEADS, IDS, SRC_VOCAB, TinyCheckpoint
+from makers.tiny import HEADS, IDS, SRC_VOCAB, TinyCheckpoint
 from tfexport.bundle.reader import open_bundle
 from tfexport.bundle.watch import watched
 from tfexport.errors import BundleError, TfexportError

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from makers.tiny import (
+    TinyCheckpoint,
+)
 from tests.support.commands import (
     Outcome,
     Run,
-)
-from tests.support.tiny import (
-    TinyCheckpoint,
 )
 
 

@@ -9,15 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.commands import (
-    ENVIRONMENT,
-    Run,
-    last_error,
-    one_error,
-)
-from tests.support.tiny import (
+from makers.processes import ENVIRONMENT
+from makers.tiny import (
     TinyCheckpoint,
 )
+from tests.support.commands import Run, last_error, one_error
 from tfexport.bundle.reader import open_bundle
 from tfexport.errors import EngineError, RuntimeUnavailable
 from tfexport.exporter.engines import Builder

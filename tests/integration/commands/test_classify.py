@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tests.support.tiny import HINTS, PAD, SPECIALS, SRC_VOCAB, tiny_classifier
+from makers.tiny import HINTS, PAD, SPECIALS, SRC_VOCAB, tiny_classifier
 from tfexport.bundle.reader import MANIFEST, file_sha256, open_bundle
 from tfexport.cli import app
 from tfexport.decoding.classify import Classified, classify, read_labels

@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 import tfexport
+from makers.tiny import (
+    EOS,
+    TinyCheckpoint,
+)
 from tests.support.commands import (
     SENTENCES,
     TEXT,
@@ -17,10 +21,6 @@ from tests.support.commands import (
     naive_text,
     one_error,
     wanted_text,
-)
-from tests.support.tiny import (
-    EOS,
-    TinyCheckpoint,
 )
 
 

@@ -13,17 +13,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.support.commands import (
-    ENVIRONMENT,
-    TEXT,
-    TFEXPORT,
-    Run,
-    one_error,
-    wanted_text,
-)
-from tests.support.tiny import (
+from makers.processes import ENVIRONMENT, TFEXPORT
+from makers.tiny import (
     TinyCheckpoint,
 )
+from tests.support.commands import TEXT, Run, one_error, wanted_text
 from tfexport.cli import app
 from tfexport.errors import BundleError
 

@@ -14,17 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import (
-    ENVIRONMENT,
-    TFEXPORT,
-    Run,
-    naive_ids,
-    one_error,
-)
-from tests.support.tiny import (
+from makers.processes import ENVIRONMENT, TFEXPORT
+from makers.tiny import (
     IDS,
     TinyCheckpoint,
 )
+from tests.support.commands import Run, naive_ids, one_error
 from tfexport.bundle.reader import open_bundle
 from tfexport.errors import TfexportError
 from tfexport.exporter import pipeline

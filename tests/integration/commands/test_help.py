@@ -9,19 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.support.commands import (
-    ENVIRONMENT,
-    HEAVY,
-    NOT_FOR_DECODING,
-    TEXT,
-    TFEXPORT,
-    Run,
-    modules_after,
-    wanted_text,
-)
-from tests.support.tiny import (
+from makers.processes import ENVIRONMENT, TFEXPORT
+from makers.tiny import (
     TinyCheckpoint,
 )
+from tests.support.commands import HEAVY, NOT_FOR_DECODING, TEXT, Run, modules_after, wanted_text
 from tfexport import __version__
 from tfexport.cli import app
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from tests.support.commands import (
-    Run,
-)
-from tests.support.tiny import (
+from makers.tiny import (
     TinyCheckpoint,
     tiny_transformer,
+)
+from tests.support.commands import (
+    Run,
 )
 
 

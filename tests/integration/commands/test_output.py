@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 import pytest
 
-from tests.support.tiny import SRC_VOCAB
+from makers.tiny import SRC_VOCAB
 from tfexport.commands.output import writing
 from tfexport.errors import TfexportError
 from tfexport.system.file_locks import lock_file

@@ -15,20 +15,20 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from tests.support.commands import (
-    SENTENCES,
-    TEXT,
-    Run,
-    one_error,
-)
-from tests.support.references.tutorial import TutorialTransformer
-from tests.support.tiny import (
+from makers.references.tutorial import TutorialTransformer
+from makers.tiny import (
     ENCODER,
     SRC_VOCAB,
     TGT_VOCAB,
     TinyCheckpoint,
     randomised,
     tiny_transformer,
+)
+from tests.support.commands import (
+    SENTENCES,
+    TEXT,
+    Run,
+    one_error,
 )
 from tfexport.verification.invariance import Arrangement, invariance
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from makers.tiny import TinyCheckpoint
 from tests.support.commands import command
 from tests.support.fakes import ScriptedRuntime, random_model, tiny_config
-from tests.support.tiny import TinyCheckpoint
 from tfexport.bundle.reader import MANIFEST, file_sha256, open_bundle
 from tfexport.decoding.line_reader import TargetReader
 from tfexport.exporter.pipeline import export

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import ENVIRONMENT, TEXT, TFEXPORT, Outcome, Run, TinyCheckpoint, last_error, wanted_text
+from makers.processes import ENVIRONMENT, TFEXPORT
+from tests.support.commands import TEXT, Outcome, Run, TinyCheckpoint, last_error, wanted_text
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="no such shell")
 

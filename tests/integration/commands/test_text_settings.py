@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.ort_bundles import CONFIG, random_model
-from tests.support.tiny import IDS, SRC_VOCAB, TGT_VOCAB, TinyCheckpoint
+from makers.ort_bundles import CONFIG, random_model
+from makers.tiny import IDS, SRC_VOCAB, TGT_VOCAB, TinyCheckpoint
 from tfexport.bundle.reader import open_bundle
 from tfexport.errors import TfexportError, TokenizerError
 from tfexport.exporter.pipeline import export

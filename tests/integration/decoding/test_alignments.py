@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import tfexport
+from makers.references.tutorial import TutorialTransformer
+from makers.tiny import TinyCheckpoint
 from tests.support.fakes import (
     ATTENTION_HEADS,
     ATTENTION_LAYERS,
     tiny_config,
 )
-from tests.support.references.tutorial import TutorialTransformer
-from tests.support.tiny import TinyCheckpoint
 from tfexport.__main__ import main
 from tfexport.errors import TfexportError
 from tfexport.text.tokenizers import word_tokenizer

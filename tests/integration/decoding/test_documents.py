@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import tfexport
+from makers.documents import is_balanced, tags
 from tests.support.commands import Outcome, Run
-from tests.support.documents import is_balanced, tags
 from tfexport.errors import TfexportError
 
 SENTENCES = [f"de{a} de{b} de{c}." for a in range(4, 12) for b in (7, 20) for c in (5, 13)]

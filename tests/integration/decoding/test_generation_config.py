@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import tfexport
+from makers.hugging_face_models import EOS, PAD, changed, made, sources_of
 from tests.support.commands import Run, one_error
-from tests.support.hugging_face_models import EOS, PAD, changed, made, sources_of
 from tfexport.bundle.reader import MANIFEST, open_bundle
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import load_checkpoint

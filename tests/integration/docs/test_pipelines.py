@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import tfexport
-from tests.support.paths import ROOT
-from tests.support.tiny import SRC_VOCAB
+from makers.paths import ROOT
+from makers.tiny import SRC_VOCAB
 
 pa = pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'tfexport[ray]'")
 

@@ -15,10 +15,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tests.support.paths import ROOT
-from tests.support.references.tutorial import TutorialTransformer
-from tests.support.servers import Running, serving
-from tests.support.tiny import SPECIALS, randomised
+from makers.paths import ROOT
+from makers.references.tutorial import TutorialTransformer
+from makers.servers import Running, serving
+from makers.tiny import SPECIALS, randomised
 from tfexport.cli import app
 
 pytestmark = pytest.mark.thorough
@@ -30,7 +30,7 @@ SIZES = {
     "n_decoder_layers": 1, "max_len": 20, "pad_id": 1,
 }  # fmt: skip
 CODE = f"""
-from tests.support.references.tutorial import TutorialTransformer
+from makers.references.tutorial import TutorialTransformer
 
 
 def build():

@@ -10,9 +10,9 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from fuzz.models.engines import different_outputs, write_bundle
+from makers.engine_bundles import different_outputs, write_bundle
+from makers.ort_bundles import CONFIG, random_model
 from tests.support.graph_checks import self_check
-from tests.support.ort_bundles import CONFIG, random_model
 from tfexport import contract
 from tfexport.contract import GraphSpec, Precision
 from tfexport.exporter.engine_graphs import buildable_attention, longer_positions

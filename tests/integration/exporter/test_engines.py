@@ -13,9 +13,8 @@ import onnx
 import pytest
 from onnx import helper
 
-from fuzz.models import engines as engine_fuzz
-from tests.support import ort_bundles
-from tests.support.tiny import TinyCheckpoint
+from makers import engine_bundles, ort_bundles
+from makers.tiny import TinyCheckpoint
 from tfexport import contract, graph_contract
 from tfexport.bundle.reader import Engine, open_bundle
 from tfexport.contract import GraphSpec, Precision
@@ -211,7 +210,7 @@ def test_heads_and_lengths_of_any_size_are_built(
 ) -> None:
     """TensorRT for RTX 1.7 fails with boolean masks there; sources are padded beyond the 7 positions."""
     config = ort_bundles.CONFIG.replace(d_model=3 * head, max_source_length=7, **changes)
-    directory = engine_fuzz.write_bundle(ort_bundles.random_model(config), tmp_path / "bundle").directory
+    directory = engine_bundles.write_bundle(ort_bundles.random_model(config), tmp_path / "bundle").directory
     new = build(directory, precisions=[precision], gpus=["sm89"])
     assert {engine.role for engine in new} == {"encoder", "decoder_step", "select_rows"}
     encoder = next(engine for engine in new if engine.role == "encoder")
@@ -226,7 +225,7 @@ def test_attention_that_stays_in_float32_is_built(head: int, tmp_path: Path) -> 
     keep = [
         f"{layer}_attention" for layer in ("encoder.layers.0.self", "decoder.layers.0.self", "decoder.layers.1.cross")
     ]
-    directory = engine_fuzz.write_bundle(model, tmp_path / "bundle", {"float16": keep}).directory
+    directory = engine_bundles.write_bundle(model, tmp_path / "bundle", {"float16": keep}).directory
     assert {engine.role for engine in build(directory, precisions=["float16"])} == {
         *("encoder", "decoder_step", "select_rows")
     }
@@ -237,7 +236,7 @@ def test_boolean_masks_really_are_not_built(builder: Builder, tmp_path: Path, mo
     """If this fails, `buildable_attention` may go."""
     monkeypatch.setattr("tfexport.exporter.engine_graphs.buildable_attention", lambda model: None)
     config = ort_bundles.CONFIG.replace(d_model=60)
-    directory = engine_fuzz.write_bundle(ort_bundles.random_model(config), tmp_path / "bundle").directory
+    directory = engine_bundles.write_bundle(ort_bundles.random_model(config), tmp_path / "bundle").directory
     with pytest.raises(EngineError, match=r"cannot build encoder\.fp16\.onnx for sm89: .*MyelinCheckException"):
         build(directory, precisions=["float16"])
 

@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 from safetensors.torch import load_file
 
-from tests.support.checkpoints import NATIVE
-from tests.support.graph_checks import self_check
-from tests.support.tiny import (
+from makers.tiny import (
     BOS,
     HINTS,
     SRC_VOCAB,
@@ -30,6 +28,8 @@ from tests.support.tiny import (
     randomised,
     tiny_classifier,
 )
+from tests.support.checkpoints import NATIVE
+from tests.support.graph_checks import self_check
 from tfexport import contract, graph_contract
 from tfexport.bundle.reader import open_bundle
 from tfexport.contract import Precision

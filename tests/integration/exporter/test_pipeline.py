@@ -23,8 +23,8 @@ from onnx import TensorProto, numpy_helper
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_torch_file
 
+from makers.tiny import BOS, EOS, HEADS, HINTS, PAD, SRC_VOCAB, TinyCheckpoint, tiny_classifier, tiny_transformer
 from tests.support.graph_checks import self_check
-from tests.support.tiny import BOS, EOS, HEADS, HINTS, PAD, SRC_VOCAB, TinyCheckpoint, tiny_classifier, tiny_transformer
 from tfexport import __version__, contract, graph_contract
 from tfexport.bundle.reader import open_bundle
 from tfexport.contract import GraphSpec

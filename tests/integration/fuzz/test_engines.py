@@ -10,7 +10,9 @@ import onnx
 import pytest
 
 from fuzz.models import engines
-from tests.support.ort_bundles import CONFIG, random_model
+from makers import engine_bundles
+from makers.engine_bundles import different_outputs, write_bundle
+from makers.ort_bundles import CONFIG, random_model
 from tfexport.bundle.reader import Engine
 from tfexport.errors import EngineError
 from tfexport.exporter.engine_graphs import buildable_attention
@@ -41,10 +43,10 @@ def test_a_graph_that_computes_something_else_is_found(tmp_path: Path, monkeypat
             if tensor.name.startswith("constant/float16/-"):
                 tensor.CopyFrom(onnx.helper.make_tensor(tensor.name, tensor.data_type, [], [-2.0]))
 
-    bundle = engines.write_bundle(random_model(ODD), tmp_path / "bundle")
-    assert list(engines.different_outputs(bundle, "float16", tmp_path / "right")) == []
-    monkeypatch.setattr(engines, "buildable_attention", wrong)
-    found = set(engines.different_outputs(bundle, "float16", tmp_path / "wrong"))
+    bundle = write_bundle(random_model(ODD), tmp_path / "bundle")
+    assert list(different_outputs(bundle, "float16", tmp_path / "right")) == []
+    monkeypatch.setattr(engine_bundles, "buildable_attention", wrong)
+    found = set(different_outputs(bundle, "float16", tmp_path / "wrong"))
     assert {"encoder.fp16.onnx: cross.0.key", "decoder_step.fp16.onnx: logits"} <= found
 
 

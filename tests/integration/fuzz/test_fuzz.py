@@ -21,7 +21,7 @@ import yaml
 from fuzz.crashes import killed_command, kills
 from fuzz.files import mutations, readers
 from fuzz.models import parity, random_models
-from tests.support.paths import ROOT
+from makers.paths import ROOT
 from tfexport.errors import TfexportError
 
 pytestmark = pytest.mark.thorough

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from fastapi.responses import JSONResponse
 
-from fuzz.server import openapi, over_http, scheduler
-from tests.support.served import application
+from fuzz.server import failures, openapi, over_http
+from makers.applications import application
+from makers.serving_bundle import CONFIG
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.serving.v1 import results
 
@@ -66,4 +67,24 @@ def test_another_bit_is_found(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(over_http, "result_of", wrong)
     _, problems = over_http.check(bundle, "float32", 10, seed=2)
     assert problems
-    assert scheduler.CONFIG.tgt_vocab_size == bundle.config.tgt_vocab_size
+    assert CONFIG.tgt_vocab_size == bundle.config.tgt_vocab_size
+
+
+def test_a_server_survives_killed_workers_and_hostile_clients(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = [
+        "--kills",
+        "5",
+        "--disconnects",
+        "40",
+        "--stalls",
+        "4",
+        "--requests",
+        "300",
+        "--mixed",
+        "600",
+        "--clients",
+        "5",
+    ]
+    assert failures.main(given) == 0, capsys.readouterr().out

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
+from makers.ort_bundles import CONFIG, ONE_CHANGE, configs, random_model, write_bundle
 from tests.support.graph_checks import definition_of
-from tests.support.ort_bundles import CONFIG, ONE_CHANGE, configs, random_model, write_bundle
 from tfexport import contract
 from tfexport.bundle.reader import Bundle, file_sha256, open_bundle
 from tfexport.bundle.writer import write_manifest

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from tests.support.ort_bundles import CONFIG, random_model
+from makers.ort_bundles import CONFIG, random_model
 from tfexport.contract import Precision
 from tfexport.exporter.weights import write_quantized, write_variant
 from tfexport.graph_checks.definition import Definition, rounded

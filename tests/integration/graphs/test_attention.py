@@ -10,10 +10,10 @@ import onnx
 import pytest
 import torch
 
+from makers.ort_bundles import CONFIG, outputs_of, random_model
+from makers.tiny import HINTS, TinyCheckpoint, tiny_classifier
 from tests.support.fakes import tiny_config
 from tests.support.graph_checks import definition_of, self_check
-from tests.support.ort_bundles import CONFIG, outputs_of, random_model
-from tests.support.tiny import HINTS, TinyCheckpoint, tiny_classifier
 from tfexport import contract, graph_contract
 from tfexport.bundle.reader import open_bundle
 from tfexport.config import ModelConfig

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from torch import Tensor
 
-from tests.support.ort_bundles import (
+from makers.ort_bundles import (
     CONFIG,
     configs,
     outputs_of,
@@ -31,7 +31,7 @@ from tests.support.ort_bundles import (
     write_bundle,
     write_graphs,
 )
-from tests.support.tiny import SRC_VOCAB, TinyCheckpoint, tiny_classifier
+from makers.tiny import SRC_VOCAB, TinyCheckpoint, tiny_classifier
 from tfexport import contract, kernels
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.commands.export_targets import GraphsTarget

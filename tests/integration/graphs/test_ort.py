@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 from safetensors.numpy import load_file
 
-from tests.support.ort_bundles import CONFIG, configs, outputs_of, random_model, session_of, write_graphs
+from makers.ort_bundles import CONFIG, configs, outputs_of, random_model, session_of, write_graphs
 from tfexport import contract
 from tfexport.config import ModelConfig
 from tfexport.contract import GraphSpec

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from tests.support.ort_bundles import CONFIG, random_model
+from makers.ort_bundles import CONFIG, random_model
 from tfexport import contract
 from tfexport.config import ModelConfig
 from tfexport.contract import GraphSpec, Precision

@@ -12,9 +12,9 @@ import onnxruntime
 import pytest
 import torch
 
+from makers.ort_bundles import CONFIG, random_model
+from makers.tiny import tiny_classifier
 from tests.support.graph_checks import self_check
-from tests.support.ort_bundles import CONFIG, random_model
-from tests.support.tiny import tiny_classifier
 from tfexport import contract, graph_contract
 from tfexport.bundle.reader import open_bundle
 from tfexport.config import ModelConfig

@@ -18,8 +18,7 @@ from hypothesis import given, settings
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from tests.support.graph_checks import self_check
-from tests.support.ort_bundles import (
+from makers.ort_bundles import (
     CONFIG,
     configs,
     random_model,
@@ -28,7 +27,8 @@ from tests.support.ort_bundles import (
     write_bundle,
     write_graphs,
 )
-from tests.support.paths import ROOT
+from makers.paths import ROOT
+from tests.support.graph_checks import self_check
 from tfexport import contract, graph_contract
 from tfexport.bundle.reader import Bundle, file_sha256, open_bundle
 from tfexport.commands.demo import embedded_checkpoint

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from makers.ort_bundles import CONFIG, ONE_CHANGE, random_model, random_sources, write_bundle
+from makers.tiny import TinyCheckpoint
 from tests.support.commands import command
 from tests.support.graph_checks import self_check
-from tests.support.ort_bundles import CONFIG, ONE_CHANGE, random_model, random_sources, write_bundle
-from tests.support.tiny import TinyCheckpoint
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from tests.support.ort_bundles import CONFIG, random_model, random_sources, session_of, write_bundle, write_graphs
+from makers.ort_bundles import CONFIG, random_model, random_sources, session_of, write_bundle, write_graphs
 from tfexport import kernels
 from tfexport.contract import FEWEST_WORDS
 from tfexport.dialects import calls_attention_functions

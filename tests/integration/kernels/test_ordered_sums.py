@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import helper
 
-from tests.support.ort_bundles import CONFIG, outputs_of, random_model, random_sources, write_bundle, write_graphs
+from makers.ort_bundles import CONFIG, outputs_of, random_model, random_sources, write_bundle, write_graphs
 from tfexport import kernels
 from tfexport.graph_checks.cases_ort import case
 from tfexport.graph_checks.session import session_of

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from makers.tiny import BOS, MAX_LENGTH, SRC_VOCAB, TGT_VOCAB
 from tests.support.fake_cuda import FakeCudart, use
-from tests.support.tiny import BOS, MAX_LENGTH, SRC_VOCAB, TGT_VOCAB
 from tfexport.bundle.reader import open_bundle
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import best_from_logits

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.ort_bundles import CONFIG, random_model, random_sources
-from tests.support.tiny import BOS, MAX_LENGTH, PAD, SRC_VOCAB, TGT_VOCAB
+from makers.ort_bundles import CONFIG, random_model, random_sources
+from makers.tiny import BOS, MAX_LENGTH, PAD, SRC_VOCAB, TGT_VOCAB
 from tfexport.bundle.reader import open_bundle
 from tfexport.contract import BEST, Precision
 from tfexport.errors import RuntimeUnavailable, TfexportError

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.tiny import BOS, SRC_VOCAB, TGT_VOCAB
+from makers.tiny import BOS, SRC_VOCAB, TGT_VOCAB
 from tfexport.bundle.reader import open_bundle
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.runtimes import load_runtime

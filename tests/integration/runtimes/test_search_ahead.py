@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fuzz.models.device_search import check
-from tests.support.ahead import ahead_runtime, late_runtime, on_host
-from tests.support.tiny import SRC_VOCAB
+from makers.ahead import ahead_runtime, late_runtime, on_host
+from makers.tiny import SRC_VOCAB
 from tfexport.bundle.reader import open_bundle
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.loop import LoopRuntime
@@ -132,9 +131,3 @@ def test_numbers_that_are_not_finite_are_an_error(runtime: LoopRuntime, monkeypa
     for beam in (1, 3):
         with pytest.raises(TfexportError, match="not finite numbers"):
             search(runtime, SOURCES, SearchOptions(beam=beam))
-
-
-@pytest.mark.sampled(every=5)
-@pytest.mark.parametrize("seed", range(10))
-def test_random_searches_of_random_models(seed: int, tmp_path: Path) -> None:
-    assert check(seed, 12, tmp_path) == []

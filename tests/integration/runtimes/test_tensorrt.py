@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support import fake_tensorrt, ort_bundles
+from makers import ort_bundles
+from makers.tiny import SRC_VOCAB
+from tests.support import fake_tensorrt
 from tests.support.fake_cuda import FakeCudart, use
-from tests.support.tiny import SRC_VOCAB
 from tfexport.bundle.reader import PORTABLE, Bundle, open_bundle
 from tfexport.errors import EngineError, ReplacedBundleError, RuntimeUnavailable, TfexportError
 from tfexport.exporter.engine_plan import LengthPlan

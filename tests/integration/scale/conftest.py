@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.references.tutorial import TutorialTransformer
-from tests.support.tiny import ENCODER, HINTS, SRC_VOCAB, TGT_VOCAB, TinyCheckpoint, randomised, tiny_classifier
+from makers.references.tutorial import TutorialTransformer
+from makers.tiny import ENCODER, HINTS, SRC_VOCAB, TGT_VOCAB, TinyCheckpoint, randomised, tiny_classifier
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.models.formats.native import Tokenizers

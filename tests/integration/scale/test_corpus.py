@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 import tfexport
-from tests.support.paths import ROOT
-from tests.support.tiny import SRC_VOCAB
+from makers.paths import ROOT
+from makers.tiny import SRC_VOCAB
 
 pytest.importorskip("ray.data", reason="Ray Data is not installed: pip install 'tfexport[ray]'")
 import pyarrow as pa

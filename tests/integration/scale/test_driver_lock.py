@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'tfexport[ray]'")
 
-from tests.support.paths import ROOT
+from makers.paths import ROOT
 from tfexport.errors import TfexportError
 from tfexport.scale import driver_lock
 from tfexport.scale.driver_lock import claimed, only_driver

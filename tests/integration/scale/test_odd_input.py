@@ -17,7 +17,7 @@ pa = pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip instal
 from pyarrow import parquet  # noqa: E402
 
 import tfexport  # noqa: E402
-from tests.support.tiny import SRC_VOCAB  # noqa: E402
+from makers.tiny import SRC_VOCAB  # noqa: E402
 from tfexport.scale import Translator  # noqa: E402
 from tfexport.scale.manifest import Manifest, Output, Task  # noqa: E402
 from tfexport.scale.options import CorpusOptions, TextColumn  # noqa: E402

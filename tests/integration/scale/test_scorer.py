@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tfexport
-from tests.support.tiny import SRC_VOCAB, TGT_VOCAB
+from makers.tiny import SRC_VOCAB, TGT_VOCAB
 from tfexport.errors import TfexportError
 from tfexport.scale import Scorer
 from tfexport.scale.scorer import dual_cross_entropy

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tfexport
-from tests.support.tiny import SRC_VOCAB
+from makers.tiny import SRC_VOCAB
 from tfexport.decoding.translate import Writer
 from tfexport.errors import TfexportError
 from tfexport.scale import Translator

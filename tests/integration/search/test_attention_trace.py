@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.ort_bundles import CONFIG, random_sources, reference_of, with_end, write_bundle
-from tests.support.ort_bundles import random_model as random_transformer
+from makers.ort_bundles import CONFIG, random_sources, reference_of, with_end, write_bundle
+from makers.ort_bundles import random_model as random_transformer
 from tfexport.bundle.reader import Bundle
 from tfexport.decoding.attention_maps import attention_maps
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError

@@ -6,8 +6,8 @@ import json
 from functools import cache
 from typing import Any
 
+from makers.paths import DATA
 from tests.support.constrained import model_of
-from tests.support.paths import DATA
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search.hypothesis import Phrase
 from tfexport.search.search import Hypothesis, SearchOptions, Source, search

@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tests.support.tiny import TinyCheckpoint
+from makers.tiny import TinyCheckpoint
 from tests.unit.search.test_options import (  # noqa: F401
     Ids,
     Subject,

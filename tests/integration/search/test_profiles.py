@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from benchmarks import converters
+from makers.references import toolkits
 from tests.support.fakes import Ids
-from tests.support.references import toolkits
 from tests.support.searches import (
     CONFIG,
     EOS_ID,

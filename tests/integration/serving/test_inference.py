@@ -15,20 +15,21 @@ from fastapi.testclient import TestClient
 from tritonclient.utils import InferenceServerException
 
 import tfexport
-from tests.support import served
+from makers import applications
+from makers.servers import serving
 
 LINES = ["de5 de9 de7", "", "de20 de8 de6 de13"]
 
 
 @pytest.fixture(scope="module")
-def address(quantized_bundle: Path) -> Iterator[str]:
-    with served.process({"de-en": quantized_bundle}) as found:
-        yield found
+def address(quantized_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(tmp_path_factory.mktemp("server") / "log", f"de-en={quantized_bundle}") as running:
+        yield running.url
 
 
 @pytest.fixture(scope="module")
 def client(quantized_bundle: Path, classifier_bundle: Path) -> Iterator[TestClient]:
-    with served.client({"de-en": quantized_bundle, "classes": classifier_bundle}) as found:
+    with applications.client({"de-en": quantized_bundle, "classes": classifier_bundle}) as found:
         yield found
 
 

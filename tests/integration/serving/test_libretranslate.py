@@ -16,7 +16,8 @@ from fastapi.testclient import TestClient
 from libretranslatepy import LibreTranslateAPI
 
 import tfexport
-from tests.support import served
+from makers import applications
+from makers.servers import serving
 
 LINES = ["de5 de9 de7", "de11 de4", "de20 de8 de6 de13"]
 
@@ -29,7 +30,7 @@ def client(quantized_bundle: Path) -> Iterator[TestClient]:
         "nl-fr": quantized_bundle,
         "x1": quantized_bundle,
     }
-    with served.client(bundles, slots=16) as found:
+    with applications.client(bundles, slots=16) as found:
         yield found
 
 
@@ -155,7 +156,7 @@ def test_long_texts_are_split_and_cut(client: TestClient, alone: Any) -> None:
 
 @pytest.fixture(scope="module")
 def aligned_client(aligned_bundle: Path) -> Iterator[TestClient]:
-    with served.client({"de-en": aligned_bundle}, slots=16) as found:
+    with applications.client({"de-en": aligned_bundle}, slots=16) as found:
         yield found
 
 
@@ -187,9 +188,9 @@ def test_languages_detection_and_settings(client: TestClient) -> None:
 
 
 @pytest.fixture(scope="module")
-def address(quantized_bundle: Path) -> Iterator[str]:
-    with served.process({"de-en": quantized_bundle}) as found:
-        yield found
+def address(quantized_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(tmp_path_factory.mktemp("server") / "log", f"de-en={quantized_bundle}") as running:
+        yield running.url
 
 
 def test_the_command_of_the_documentation_works(address: str, alone: Any) -> None:

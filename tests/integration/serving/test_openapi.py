@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from tests.support import served
+from makers import applications
 from tfexport.option import declared
 from tfexport.search.options import SearchOptions
 
 
 @pytest.fixture(scope="module")
 def client(tiny_bundle: Path) -> Iterator[TestClient]:
-    with served.client({"de-en": tiny_bundle}) as found:
+    with applications.client({"de-en": tiny_bundle}) as found:
         yield found
 
 

@@ -21,7 +21,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 import tfexport
-from tests.support.tiny import HINTS, SRC_VOCAB, TinyCheckpoint, tiny_transformer
+from makers.tiny import HINTS, SRC_VOCAB, TinyCheckpoint, tiny_transformer
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.errors import BundleError, TfexportError
 from tfexport.exporter.pipeline import export

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from makers.processes import ENVIRONMENT, TFEXPORT
 from tests.support.browser import PATIENCE, chromium, free_port, opened
-from tests.support.commands import ENVIRONMENT, TFEXPORT
 from tfexport.api.model import load
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ import httpx
 import pytest
 
 import tfexport
-from tests.support.paths import ROOT
-from tests.support.tiny import SRC_VOCAB
+from makers.paths import ROOT
+from makers.tiny import SRC_VOCAB
 from tfexport.errors import TfexportError
 
 pytest.importorskip("ray", reason="Ray Serve is not installed: pip install 'tfexport[ray]'")

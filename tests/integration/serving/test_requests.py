@@ -14,9 +14,9 @@ import torch
 from fastapi.testclient import TestClient
 
 import tfexport
-from fuzz.server.scheduler import words
-from tests.support import served
-from tests.support.tiny import HINTS, SRC_VOCAB, tiny_classifier
+from makers import applications
+from makers.serving_bundle import words
+from makers.tiny import HINTS, SRC_VOCAB, tiny_classifier
 from tfexport.api import scheduled
 from tfexport.decoding.classify import Classified
 from tfexport.errors import DeadlineError, QueueFullError
@@ -40,7 +40,7 @@ def worded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(quantized_bundle: Path, worded: Path) -> Iterator[TestClient]:
-    with served.client({"de-en": quantized_bundle, "classes": worded}, slots=12) as found:
+    with applications.client({"de-en": quantized_bundle, "classes": worded}, slots=12) as found:
         yield found
 
 

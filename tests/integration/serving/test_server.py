@@ -16,16 +16,19 @@ from pathlib import Path
 import httpx
 import pytest
 
-from fuzz.server import failures
-from fuzz.server.scheduler import write_bundle
-from tests.support.commands import ENVIRONMENT, TFEXPORT
-from tests.support.servers import Running, serving
+from makers.processes import ENVIRONMENT, TFEXPORT, children
+from makers.servers import Running, serving, workers
+from makers.serving_bundle import write_bundle
 from tests.support.shared import made_once
 from tfexport.bundle.reader import open_bundle
 
 IDS = [5, 6, 7, 8, 9]
 LONG = {"ids": [IDS] * 600, "beam": 4, "min_length": 50, "max_length": 55}
 """It takes a while."""
+HALF_REQUEST = (
+    b"POST /v1/translate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
+)
+MANY_REQUESTS = b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 300
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +99,7 @@ def test_half_of_a_request_is_not_waited_for(running: Running) -> None:
         assert headers.recv(100) == b""
     with socket.create_connection(("127.0.0.1", running.port)) as body:
         body.settimeout(10)
-        body.send(failures.REQUEST + b'{"ids"')
+        body.send(HALF_REQUEST)
         assert body.recv(100).startswith(b"HTTP/1.1 408 ")
 
 
@@ -116,14 +119,14 @@ def test_who_reads_nothing_loses_the_connection(running: Running) -> None:
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.connect(("127.0.0.1", running.port))
-        slow.send(failures.UNREAD[:16_000])
+        slow.send(MANY_REQUESTS)
         running.wait_for('tfexport_http_refused_total{reason="slow reader"}', 1)
     assert "Traceback" not in running.log.read_text(encoding="utf-8")
 
 
 def test_a_worker_that_is_killed_costs_no_answer(running: Running) -> None:
     thread, answers = in_background(running, LONG)
-    os.kill(failures.workers(running)[0], signal.SIGKILL)
+    os.kill(workers(running)[0], signal.SIGKILL)
     thread.join(120)
     assert answers[0].status_code == 200
     assert len(answers[0].json()["results"]) == 600
@@ -203,7 +206,7 @@ def test_a_bundle_is_replaced_again_and_again_under_load(bundle: Path, tmp_path:
     """Each answer is that of the old or of the new bundle, and none is lost."""
     import torch
 
-    from fuzz.server.scheduler import CONFIG, small_model
+    from makers.serving_bundle import CONFIG, small_model
     from tfexport.api.model import load
     from tfexport.exporter.pipeline import export
     from tfexport.models.checkpoints.load import load_checkpoint
@@ -255,27 +258,8 @@ def test_a_bundle_is_replaced_again_and_again_under_load(bundle: Path, tmp_path:
         assert problems == []
         assert min(seen.values()) > 0
         for _ in range(100):
-            if len(failures.children(it.process.pid)) == 1:
+            if len(children(it.process.pid)) == 1:
                 break
             time.sleep(0.1)
-        assert len(failures.children(it.process.pid)) == 1  # the old bundles' processes have ended
+        assert len(children(it.process.pid)) == 1  # the old bundles' processes have ended
         assert it.metric('tfexport_reloads_total{model="model",outcome="failed"}') == 0
-
-
-@pytest.mark.thorough
-def test_faults(capsys: pytest.CaptureFixture[str]) -> None:
-    given = [
-        "--kills",
-        "5",
-        "--disconnects",
-        "40",
-        "--stalls",
-        "4",
-        "--requests",
-        "300",
-        "--mixed",
-        "600",
-        "--clients",
-        "5",
-    ]
-    assert failures.main(given) == 0, capsys.readouterr().out

@@ -18,7 +18,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from tests.support.tiny import BOS, EOS, SRC_VOCAB
+from makers.tiny import BOS, EOS, SRC_VOCAB
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.decoding.line_reader import Reader
 from tfexport.decoding.translate import Writer, translate

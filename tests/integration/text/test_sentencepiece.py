@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from transformers.models.mbart50.tokenization_mbart50 import FAIRSEQ_LANGUAGE_CODES as MBART_50
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as NLLB
 
-from tests.support.references.pieces import fairseq, pegasus, t5
-from tests.support.tiny import HEADS, SRC_VOCAB, TGT_VOCAB, TinyCheckpoint
+from makers.references.pieces import fairseq, pegasus, t5
+from makers.tiny import HEADS, SRC_VOCAB, TGT_VOCAB, TinyCheckpoint
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.line_reader import Reader
 from tfexport.decoding.translate import Writer, translate

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from tests.support.tiny import HEADS, TinyCheckpoint
+from makers.tiny import HEADS, TinyCheckpoint
 from tfexport.bundle.reader import open_bundle
 from tfexport.cli import app
 from tfexport.text.subword_nmt import Subwords

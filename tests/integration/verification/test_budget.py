@@ -15,9 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from makers.tiny import TinyCheckpoint, overflowing, randomised
 from tests.support.checkpoints import NATIVE
 from tests.support.graph_checks import self_check
-from tests.support.tiny import TinyCheckpoint, overflowing, randomised
 from tfexport.bundle.reader import open_bundle
 from tfexport.contract import Precision
 from tfexport.decoding.line_reader import Reader

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.ort_bundles import CONFIG, random_model, write_bundle
-from tests.support.tiny import TinyCheckpoint
+from makers.ort_bundles import CONFIG, random_model, write_bundle
+from makers.tiny import TinyCheckpoint
 from tfexport import contract
 from tfexport.bundle.reader import Bundle, file_sha256, open_bundle
 from tfexport.bundle.writer import write_manifest

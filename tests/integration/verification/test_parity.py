@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support.tiny import HEADS, SRC_VOCAB, TinyCheckpoint
+from makers.tiny import HEADS, SRC_VOCAB, TinyCheckpoint
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.line_reader import Reader, read_pairs
 from tfexport.decoding.translate import Writer

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
+from makers.tiny import BOS, EOS, HEADS, IDS, PAD, TinyCheckpoint, tiny_classifier, tiny_transformer
+from makers.torch_models import IDS as TORCH_IDS
+from makers.torch_models import MODELS, D, Tutorial, made
 from tests.support.checkpoints import saved
-from tests.support.tiny import BOS, EOS, HEADS, IDS, PAD, TinyCheckpoint, tiny_classifier, tiny_transformer
-from tests.support.torch_models import IDS as TORCH_IDS
-from tests.support.torch_models import MODELS, D, Tutorial, made
 from tfexport import cli
 from tfexport.cli import app
 from tfexport.config import ModelConfig

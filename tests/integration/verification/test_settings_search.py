@@ -14,11 +14,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 
 import tfexport
+from makers.paths import ROOT
+from makers.tiny import HEADS, TinyCheckpoint, tiny_classifier
+from makers.torch_models import TGT_VOCAB
 from tests.support.commands import SENTENCES, Run, last_error, naive_text
 from tests.support.owners import BOS, EOS, PAD, Owner, owner, said, sources
-from tests.support.paths import ROOT
-from tests.support.tiny import HEADS, TinyCheckpoint, tiny_classifier
-from tests.support.torch_models import TGT_VOCAB
 from tfexport.errors import ConfigError, TfexportError
 from tfexport.models.checkpoints.load import Checkpoint
 from tfexport.models.checkpoints.options import ExportedCheckpointOptions

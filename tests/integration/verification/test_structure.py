@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from tests.support.ort_bundles import CONFIG, random_model, write_bundle
+from makers.ort_bundles import CONFIG, random_model, write_bundle
 from tfexport import contract
 from tfexport.bundle.reader import Bundle, file_sha256, open_bundle
 from tfexport.verification.parity import check

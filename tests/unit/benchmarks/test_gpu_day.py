@@ -14,7 +14,7 @@ from benchmarks.gpu_day import runner, summary
 from benchmarks.gpu_day.plan import GRACE, MINUTES, STAGES, Stage, UnknownStage, chosen, stages
 from benchmarks.gpu_day.runner import Outcome
 from benchmarks.gpu_day.state import FILE, State
-from tests.support.paths import ROOT
+from makers.paths import ROOT
 
 FAKES = (Stage("one", "the first", 10), Stage("two", "the second", 20), Stage("three", "the third", 10))
 

@@ -19,7 +19,7 @@ from benchmarks.gpu_day.pack import LEFT_OUT, wheel_of
 from benchmarks.gpu_day.parts import BadPack, OtherPython
 from benchmarks.gpu_day.requirements import ON_THE_MACHINE, ROOT, closure, packages, pinned
 from benchmarks.gpu_day.unpack import choose
-from tests.support.paths import ROOT as REPOSITORY
+from makers.paths import ROOT as REPOSITORY
 
 HEADER = 64
 

@@ -13,7 +13,7 @@ import typer
 import tfexport
 import tfexport.scale
 from docs import generate, mkdocs_hooks
-from tests.support.paths import ROOT
+from makers.paths import ROOT
 from tfexport import graph_contract
 from tfexport.cli import app
 from tfexport.decoding.line_reader import Status

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fuzz.files.documents import check
-from tests.support.documents import backwards, exact, is_balanced, same, tags, taken_apart
+from makers.documents import backwards, exact, is_balanced, same, tags, taken_apart
 from tfexport.documents.document import Document, document
 from tfexport.documents.html_runs import html_runs
 from tfexport.documents.markdown_text import written
@@ -36,18 +35,6 @@ def reversed_words(text: str, markup: Markup | None = None, **options: int) -> s
 def unchanged(text: str, markup: Markup) -> str:
     document = taken_apart(text, markup)
     return document.text([same(one) for one in document.segments])
-
-
-@pytest.mark.parametrize("first", range(0, 600, 100))
-def test_random_documents(first: int) -> None:
-    for number in range(first, first + 100):
-        check(number)
-
-
-@pytest.mark.thorough
-def test_many_random_documents() -> None:
-    for number in range(10_000):
-        check(number)
 
 
 @pytest.mark.parametrize(

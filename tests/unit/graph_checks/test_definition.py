@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tests.support.ort_bundles import CONFIG, random_model
+from makers.ort_bundles import CONFIG, random_model
 from tfexport.contract import Precision
 from tfexport.errors import TfexportError
 from tfexport.graph_checks import definition as module

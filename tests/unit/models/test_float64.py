@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.ort_bundles import CONFIG, ONE_CHANGE, random_model
-from tests.support.tiny import randomised
+from makers.ort_bundles import CONFIG, ONE_CHANGE, random_model
+from makers.tiny import randomised
 from tfexport.models.float64 import InFloat64
 from tfexport.models.layers import KeyValue
 from tfexport.models.model import EncoderClassifier

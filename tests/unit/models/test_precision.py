@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.checkpoints import NATIVE
-from tests.support.tiny import (
+from makers.tiny import (
     randomised,
 )
+from tests.support.checkpoints import NATIVE
 from tfexport.errors import TfexportError
 from tfexport.models.precision import in_precision, to_tf32
 from tfexport.models.transformer import Transformer

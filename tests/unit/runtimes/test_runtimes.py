@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 
-from tests.support.paths import ROOT
+from makers.paths import ROOT
 from tfexport.runtimes.availability import CHECKS
 from tfexport.runtimes.known import RUNTIMES
 

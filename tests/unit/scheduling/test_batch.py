@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from makers.scheduling import Driver, drive, problems
 from tests.support.fakes import (
     EOS,
     Ids,
@@ -18,7 +19,6 @@ from tests.support.fakes import (
     random_model,
     tiny_config,
 )
-from tests.support.scheduling import Driver, drive, problems
 from tfexport.errors import TfexportError, UnavailableError
 from tfexport.runtimes.base import FloatArray, IntArray
 from tfexport.scheduling import batch

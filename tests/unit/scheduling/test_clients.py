@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.scheduling import Answer
+from makers.scheduling import Answer
 from tfexport.errors import QueueFullError
 from tfexport.scheduling.options import ServingOptions
 from tfexport.scheduling.scheduler import Scheduler

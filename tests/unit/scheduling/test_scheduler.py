@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from makers.scheduling import Answer, Driver, problems
 from tests.support.fakes import EOS, JoiningRuntime, random_model, tiny_config
-from tests.support.scheduling import Answer, Driver, problems
 from tfexport.errors import DeadlineError, QueueFullError, TfexportError
 from tfexport.scheduling.options import ServingOptions
 from tfexport.search.search import SearchOptions

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from makers.scheduling import Answer
 from tests.support.fakes import EOS
-from tests.support.scheduling import Answer
 from tfexport.errors import QueueFullError, TfexportError
 from tfexport.scheduling.fair_queue import Waiting
 from tfexport.scheduling.options import ServingOptions

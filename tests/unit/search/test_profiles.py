@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from makers.references import toolkits
 from tests.support.fakes import BOS, EOS, PAD, Ids, Model, ScriptedRuntime, constant_model, random_model, tiny_config
-from tests.support.references import toolkits
 from tests.support.searches import (
     LIMIT,
     MODELS,

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from makers.references import decode as naive
 from tests.support.fakes import (
     BOS,
     EOS,
@@ -26,7 +27,6 @@ from tests.support.fakes import (
     tied_model,
     tiny_config,
 )
-from tests.support.references import decode as naive
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Best, best_from_logits
 from tfexport.search.greedy import COMPACT_BELOW

@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support import hugging_face_models, torch_models
+from makers import hugging_face_models, torch_models
+from makers.paths import ROOT
+from makers.tiny import IDS
 from tests.support.advice import User, config_of, missing_in
 from tests.support.advice_inputs import (
     Saved,
@@ -38,8 +40,6 @@ from tests.support.advice_inputs import (
 )
 from tests.support.checkpoints import QUERY, weights_of
 from tests.support.commands import Outcome, Run
-from tests.support.paths import ROOT
-from tests.support.tiny import IDS
 
 pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore")]
 

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import save_model
 from torch import Tensor, nn
 
+from makers.torch_models import EOS, HEADS, IDS, LENGTH, MODELS, SRC_VOCAB, TGT_VOCAB, D, made
 from tests.support import foreign
 from tests.support.checkpoints import refused
-from tests.support.torch_models import EOS, HEADS, IDS, LENGTH, MODELS, SRC_VOCAB, TGT_VOCAB, D, made
 from tfexport.bundle.reader import open_bundle
 from tfexport.errors import TfexportError
 from tfexport.exporter.pipeline import export

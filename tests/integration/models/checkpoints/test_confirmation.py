@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import tfexport
+from makers.tiny import TinyCheckpoint, randomised
 from tests.support.commands import Run
-from tests.support.tiny import TinyCheckpoint, randomised
 from tfexport.bundle.reader import open_bundle
 from tfexport.config import ModelConfig
 from tfexport.confirmation import Confirmation

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
+from makers.tiny import randomised
 from tests.support import foreign
-from tests.support.tiny import randomised
-from tests.support.torch_models import ModuleRuntime
+from tests.support.module_runtime import ModuleRuntime
 from tfexport.bundle.reader import open_bundle
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import load_checkpoint

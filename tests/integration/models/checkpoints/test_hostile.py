@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support import joeynmt_models, marian_models
+from makers import joeynmt_models, marian_models
+from makers.paths import DATA
 from tests.support.checkpoints import refused
-from tests.support.paths import DATA
 from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.models.formats.pickled_options import plain, read_inert
 from tfexport.models.formats.pickles import read_pickle

@@ -10,17 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.checkpoints import (
-    QUERY,
-    Weights,
-    assert_same_model,
-    logits,
-    naive_logits,
-    refused,
-    weights_of,
-)
-from tests.support.references.tutorial import TutorialTransformer
-from tests.support.tiny import (
+from makers.references.tutorial import TutorialTransformer
+from makers.tiny import (
     BOS,
     HINTS,
     IDS,
@@ -30,6 +21,15 @@ from tests.support.tiny import (
     TGT_VOCAB,
     TinyCheckpoint,
     tiny_transformer,
+)
+from tests.support.checkpoints import (
+    QUERY,
+    Weights,
+    assert_same_model,
+    logits,
+    naive_logits,
+    refused,
+    weights_of,
 )
 from tfexport.errors import ConfigError
 from tfexport.models.checkpoints.load import Checkpoint, inspect_checkpoint, load_checkpoint

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.paths import ROOT
-from tests.support.tiny import randomised
+from makers.paths import ROOT
+from makers.tiny import randomised
 from tfexport.errors import TfexportError
 from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.models.checkpoints.user_family import read_family_file

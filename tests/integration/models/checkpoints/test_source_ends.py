@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, processors
 from torch import nn
 
 import tfexport
+from makers.torch_models import EOS, HEADS, TGT_VOCAB, made
 from tests.integration.models.checkpoints.test_asking import BOS, MAX_LENGTH, SOURCES, hints_of, owner_s
-from tests.support.torch_models import EOS, HEADS, TGT_VOCAB, made
 from tfexport.bundle.reader import open_bundle
 from tfexport.errors import TfexportError
 from tfexport.models.checkpoints.load import load_checkpoint
@@ -88,7 +88,7 @@ def test_the_template_of_a_tokenizer_decides(own: nn.Module, tmp_path: Path, tem
 
 
 def test_families_with_code_of_their_own_keep_their_ends(tmp_path: Path, tiny_checkpoint: Any) -> None:
-    from tests.support.tiny import HINTS
+    from makers.tiny import HINTS
     from tfexport.text.vocabularies import read_vocabulary
 
     tokenizer = read_vocabulary(vocabulary(tmp_path / "tokenizer.json", "$A", "<eos>", size=20))

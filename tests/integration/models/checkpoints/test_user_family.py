@@ -15,10 +15,10 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
+from makers.paths import ROOT
+from makers.tiny import HINTS, tiny_transformer
 from tests.support.checkpoints import refused, saved
-from tests.support.paths import ROOT
-from tests.support.tiny import HINTS, tiny_transformer
-from tests.support.torch_models import ModuleRuntime
+from tests.support.module_runtime import ModuleRuntime
 from tfexport.bundle.reader import open_bundle
 from tfexport.cli import app
 from tfexport.errors import ConfigError, TfexportError

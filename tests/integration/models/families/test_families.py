@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.references.annotated import AnnotatedTransformer
-from tests.support.references.base import BaseTransformer
-from tests.support.references.decode import beam as naive_beam
-from tests.support.references.decode import greedy as naive_greedy
-from tests.support.references.per_head import PerHeadTransformer
-from tests.support.references.tutorial import TutorialTransformer
-from tests.support.tiny import randomised
+from makers.references.annotated import AnnotatedTransformer
+from makers.references.base import BaseTransformer
+from makers.references.decode import beam as naive_beam
+from makers.references.decode import greedy as naive_greedy
+from makers.references.per_head import PerHeadTransformer
+from makers.references.tutorial import TutorialTransformer
+from makers.tiny import randomised
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.config import ModelConfig
 from tfexport.exporter.pipeline import export

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.support.references.fused import Fused
-from tests.support.tiny import randomised
-from tests.support.torch_models import ModuleRuntime
+from makers.references.fused import Fused
+from makers.tiny import randomised
+from tests.support.module_runtime import ModuleRuntime
 from tfexport.bundle.reader import open_bundle
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError

@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.checkpoints import Weights, assert_same_model, refused
-from tests.support.tiny import randomised
-from tests.support.torch_models import (
+from makers.tiny import randomised
+from makers.torch_models import (
     D_FF,
     EOS,
     HEADS,
@@ -24,12 +23,13 @@ from tests.support.torch_models import (
     SRC_VOCAB,
     TGT_VOCAB,
     D,
-    ModuleRuntime,
     Shared,
     Tutorial,
     Uneven,
     made,
 )
+from tests.support.checkpoints import Weights, assert_same_model, refused
+from tests.support.module_runtime import ModuleRuntime
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import Checkpoint, inspect_checkpoint, load_checkpoint

@@ -20,6 +20,11 @@ from safetensors.torch import save_file, save_model
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, weight_norm
 
+from makers.tiny import (
+    HINTS,
+    TinyCheckpoint,
+    tiny_transformer,
+)
 from tests.support.checkpoints import (
     QUERY,
     Weights,
@@ -27,11 +32,6 @@ from tests.support.checkpoints import (
     refused,
     saved,
     weights_of,
-)
-from tests.support.tiny import (
-    HINTS,
-    TinyCheckpoint,
-    tiny_transformer,
 )
 from tfexport.errors import CheckpointError, TfexportError
 from tfexport.models.checkpoints.load import Checkpoint, inspect_checkpoint, load_checkpoint

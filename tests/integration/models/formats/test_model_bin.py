@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from makers.model_bin import Content, to_bytes
 from tests.support.checkpoints import refused
-from tests.support.model_bin import Content, to_bytes
 from tfexport.errors import ConfigError
 from tfexport.models.formats.model_bin import ModelBin, read_model_bin
 

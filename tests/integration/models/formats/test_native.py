@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from makers.tiny import (
+    TinyCheckpoint,
+)
 from tests.support.checkpoints import (
     NATIVE,
     native_weights,
-)
-from tests.support.tiny import (
-    TinyCheckpoint,
 )
 from tfexport.errors import CheckpointError, ConfigError, TfexportError
 from tfexport.models.checkpoints.load import inspect_checkpoint, load_checkpoint

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from makers.tiny import HINTS, TinyCheckpoint
 from tests.support.checkpoints import assert_same_model, weights_of
-from tests.support.tiny import HINTS, TinyCheckpoint
 from tfexport.errors import CheckpointError
 from tfexport.models.checkpoints.load import load_checkpoint
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import tfexport
+from makers.tiny import HINTS, TinyCheckpoint
 from tests.support.checkpoints import Weights, assert_same_model, refused, weights_of
 from tests.support.commands import Run
-from tests.support.tiny import HINTS, TinyCheckpoint
 from tfexport.errors import TfexportError
 from tfexport.models.checkpoints.load import Checkpoint, inspect_checkpoint, load_checkpoint
 from tfexport.models.formats.files import read_file

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from makers.tiny import randomised
 from tests.integration.models.live.test_read import read
-from tests.support.tiny import randomised
 from tfexport.config import ModelConfig
 from tfexport.models.live import proof
 from tfexport.models.live import read as reading

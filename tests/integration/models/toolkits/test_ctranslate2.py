@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support import ctranslate2_models, model_bin
+from makers import model_bin
+from makers.tiny import HINTS, tiny_transformer
+from tests.support import ctranslate2_models
 from tests.support.checkpoints import assert_same_model, refused
 from tests.support.ctranslate2_models import (
     KINDS,
@@ -29,7 +31,6 @@ from tests.support.ctranslate2_models import (
     translated,
 )
 from tests.support.text_models import as_in_a_bundle, read_ids
-from tests.support.tiny import HINTS, tiny_transformer
 from tfexport.bundle.reader import open_bundle
 from tfexport.errors import TfexportError, TokenizerError
 from tfexport.exporter.pipeline import export

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from makers.paths import DATA
 from tests.support.originals import assert_same_logits, assert_same_searches, expected
-from tests.support.paths import DATA
 from tfexport.errors import ConfigError, TfexportError, TokenizerError
 from tfexport.models.checkpoints.load import inspect_checkpoint, load_checkpoint
 from tfexport.models.checkpoints.options import TextSettings

@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from makers.hugging_face_models import BART, EOS, MAX_NEW, MODELS, T5, Case, changed, made, sources_of
+from makers.tiny import randomised
 from tests.support.checkpoints import assert_same_model
-from tests.support.hugging_face_models import BART, EOS, MAX_NEW, MODELS, T5, Case, changed, made, sources_of
 from tests.support.text_models import as_in_a_bundle, read_ids, write_pieces
-from tests.support.tiny import randomised
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.line_reader import Reader
 from tfexport.decoding.translate import Writer, translate

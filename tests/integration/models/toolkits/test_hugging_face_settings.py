@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.hugging_face_models import EOS, FORCED, MAX_NEW, VOCAB, Case, changed, made, sources_of
+from makers.hugging_face_models import EOS, FORCED, MAX_NEW, VOCAB, Case, changed, made, sources_of
 from tfexport.bundle.reader import open_bundle
 from tfexport.errors import TfexportError
 from tfexport.exporter.pipeline import export

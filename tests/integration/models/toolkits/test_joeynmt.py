@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.checkpoints import assert_same_model, refused
-from tests.support.joeynmt_models import (
+from makers.joeynmt_models import (
     BOS,
     EOS,
     HEADS,
@@ -26,11 +25,12 @@ from tests.support.joeynmt_models import (
     random_state,
     write_folder,
 )
+from makers.paths import DATA
+from makers.references.decode import beam as naive_beam
+from makers.references.decode import greedy
+from makers.references.joeynmt import JoeyNMT
+from tests.support.checkpoints import assert_same_model, refused
 from tests.support.originals import assert_same_logits, assert_same_searches, expected
-from tests.support.paths import DATA
-from tests.support.references.decode import beam as naive_beam
-from tests.support.references.decode import greedy
-from tests.support.references.joeynmt import JoeyNMT
 from tests.support.text_models import as_in_a_bundle, read_ids, write_pieces
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.decoding.translate import Writer

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.checkpoints import refused
-from tests.support.marian_models import (
+from makers.marian_models import (
     MODELS,
     D,
     options_of,
@@ -24,11 +23,12 @@ from tests.support.marian_models import (
     write_folder,
     write_model,
 )
-from tests.support.references.decode import beam as naive_beam
-from tests.support.references.decode import greedy
-from tests.support.references.marian import Marian, sinusoids
+from makers.references.decode import beam as naive_beam
+from makers.references.decode import greedy
+from makers.references.marian import Marian, sinusoids
+from makers.tiny import randomised
+from tests.support.checkpoints import refused
 from tests.support.text_models import as_in_a_bundle, read_ids, write_pieces
-from tests.support.tiny import randomised
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.decoding.translate import Writer
 from tfexport.errors import TfexportError, TokenizerError

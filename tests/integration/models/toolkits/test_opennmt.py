@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from makers.paths import DATA
 from tests.support.checkpoints import assert_same_model
 from tests.support.originals import assert_same_logits, assert_same_searches, expected
-from tests.support.paths import DATA
 from tfexport.errors import ConfigError, TfexportError
 from tfexport.models.checkpoints.load import inspect_checkpoint, load_checkpoint
 from tfexport.models.formats.pickled_options import plain, read_inert

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ort_bundles import CONFIG, random_model, random_sources, with_end, write_bundle
+from makers.ort_bundles import CONFIG, random_model, random_sources, with_end, write_bundle
 from tfexport.runtimes.ort_cpu import buffers
 from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
 from tfexport.search.search import SearchOptions, search

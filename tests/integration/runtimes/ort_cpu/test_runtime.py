@@ -13,8 +13,8 @@ import onnx
 import onnxruntime
 import pytest
 
-from tests.support.ort_bundles import CONFIG, random_model, random_sources, reference_of, with_end, write_bundle
-from tests.support.tiny import BOS, SRC_VOCAB, TGT_VOCAB
+from makers.ort_bundles import CONFIG, random_model, random_sources, reference_of, with_end, write_bundle
+from makers.tiny import BOS, SRC_VOCAB, TGT_VOCAB
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.ort_bundles import CONFIG, random_model, random_sources, write_bundle
+from makers.ort_bundles import CONFIG, random_model, random_sources, write_bundle
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.contract import Precision
 from tfexport.errors import ReplacedBundleError, RuntimeUnavailable

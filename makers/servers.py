@@ -1,7 +1,8 @@
-"""HTTP servers for tests: an application over a tiny bundle, and `tfexport serve` in a process of its own."""
+"""`tfexport serve` in a process of its own, with its metrics, workers and size."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import time
@@ -12,8 +13,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.support.commands import ENVIRONMENT, TFEXPORT
-from tests.support.paths import ROOT
+from makers.paths import ROOT
+from makers.processes import ENVIRONMENT, TFEXPORT, children
 
 
 @dataclass
@@ -83,3 +84,34 @@ def _port_of(process: subprocess.Popen[bytes], log: Path) -> int:
             break
         time.sleep(0.05)
     raise AssertionError(log.read_text(encoding="utf-8"))
+
+
+def workers(of: Running) -> list[int]:
+    """The worker processes of a server: children of its fork servers."""
+    return [worker for server in children(of.process.pid) for worker in children(server)]
+
+
+@dataclass
+class Size:
+    """Of a server with its processes."""
+
+    resident: int = 0
+    files: int = 0
+    threads: int = 0
+
+    @classmethod
+    def of(cls, running: Running) -> Size:
+        found, parents = cls(), children(running.process.pid)
+        for process in [running.process.pid, *parents, *workers(running)]:
+            found.resident += _own_memory(process)
+            found.files += len(os.listdir(f"/proc/{process}/fd"))
+            found.threads += len(os.listdir(f"/proc/{process}/task"))
+        return found
+
+
+def _own_memory(process: int) -> int:
+    """Bytes in memory, of which shared ones count for a part."""
+    for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tests.support.references.tutorial import TutorialClassifier, TutorialTransformer
+from makers.references.tutorial import TutorialClassifier, TutorialTransformer
 from tfexport.models.checkpoints.load import Checkpoint, load_checkpoint
 from tfexport.models.formats.native import Tokenizers
 from tfexport.text.vocabularies import read_vocabulary

@@ -1,21 +1,16 @@
-"""Classes around `torch.nn.Transformer` as people write them, and a runtime that runs such a module anew for every token."""
+"""Classes around `torch.nn.Transformer` as people write them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tests.support.fakes import ScriptedRuntime, ScriptedState
-from tests.support.tiny import randomised
-from tfexport.config import ModelConfig
+from makers.tiny import randomised
 from tfexport.models.positions import sinusoids
-from tfexport.runtimes.base import FloatArray, IntArray
-from tfexport.search.search import pad
 
 SRC_VOCAB, TGT_VOCAB, D, HEADS, D_FF, LENGTH = 41, 37, 24, 3, 52, 30
 ENCODER_LAYERS, DECODER_LAYERS = 3, 2
@@ -216,24 +211,3 @@ def made(name: str, change: Callable[[Any], object] = lambda model: None) -> nn.
         else:
             layer.bias[PAD], layer.bias[EOS] = -100.0, layer.bias[EOS] + 0.5
     return model
-
-
-class ModuleRuntime(ScriptedRuntime):
-    """Runs a user's module over the whole of every target for each token: no cache, its own masks."""
-
-    name = "module"
-
-    def __init__(self, module: nn.Module, config: ModelConfig, *, pad_id: int = PAD):
-        super().__init__(lambda source, tokens: np.zeros(0, dtype=np.float32), config)
-        self.module, self.pad_id = module, pad_id
-
-    def step(self, state: ScriptedState, tokens: IntArray) -> tuple[FloatArray, ScriptedState]:
-        prefixes = [(*prefix, token) for prefix, token in zip(state.prefixes, tokens.tolist(), strict=True)]
-        sources = [state.sources[row // state.beam] for row in range(state.rows)]
-        return self.logits(sources, prefixes)[:, -1], ScriptedState(state.sources, prefixes, state.beam)
-
-    def logits(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> FloatArray:
-        """Teacher-forced logits [batch, tgt, vocab] of padded batches."""
-        (src_ids, _), (tgt_ids, _) = pad(sources, self.pad_id), pad(targets, self.pad_id)
-        with torch.inference_mode():
-            return self.module(torch.from_numpy(src_ids), torch.from_numpy(tgt_ids)).numpy()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.support.references.joeynmt import sinusoids
+from makers.references.joeynmt import sinusoids
 
 UNK, PAD, BOS, EOS = range(4)
 D, FFN, HEADS, LENGTH = 24, 52, 3, 60

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.support.references.annotated import AnnotatedTransformer, StdNorm
-from tests.support.references.base import BaseTransformer, sinusoids
-from tests.support.references.decode import beam, greedy, next_log_probs
-from tests.support.references.per_head import PerHeadTransformer, sinusoid_table
-from tests.support.references.tutorial import TutorialClassifier, TutorialTransformer
+from makers.references.annotated import AnnotatedTransformer, StdNorm
+from makers.references.base import BaseTransformer, sinusoids
+from makers.references.decode import beam, greedy, next_log_probs
+from makers.references.per_head import PerHeadTransformer, sinusoid_table
+from makers.references.tutorial import TutorialClassifier, TutorialTransformer
 
 PAD, BOS, EOS = 1, 2, 3
 SIZES = {"d_model": 8, "n_heads": 2, "d_ffn": 12, "max_len": 20, "pad_id": PAD}

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.tiny import randomised
+from makers.tiny import randomised
 from tfexport.bundle.reader import Bundle
 from tfexport.models.checkpoints.load import Checkpoint
 from tfexport.runtimes import load_runtime
