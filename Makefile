@@ -64,7 +64,7 @@ docs: $(VENV)/docs.done
 
 # Builds TensorRT engines ahead of time, without a GPU: of two models, with their sizes and seconds, then of random models.
 engines: $(VENV)/dev.done
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.engines
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.gpu.engines
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.models.engines --models $(ENGINES) --gpus portable
 
 # Runs ort-cuda without a GPU, over stand-ins of the CUDA libraries, and counts launches, copies, waits and recordings. It needs
@@ -108,7 +108,7 @@ corpus-kills: $(VENV)/dev.done
 # Hours and cost of a billion lines, and what Ray adds to decode. It needs tfexport[ray] and two cores that nothing else uses.
 corpus-capacity: $(VENV)/dev.done
 	$(VENV)/bin/tfexport export tfexport/assets/de-en.safetensors -o build/corpus-capacity/de-en --precision fp32,int8 --force
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.corpus_capacity embedded=build/corpus-capacity/de-en --lines 100000
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.corpora.capacity embedded=build/corpus-capacity/de-en --lines 100000
 
 # Faults around a server: workers killed, clients that go away or stall, and SERVED requests in a row; takes half an hour.
 serve-faults: $(VENV)/dev.done
@@ -121,22 +121,22 @@ power-loss: $(VENV)/dev.done
 # Memory under load: eight commands over one bundle, and 100,000 lines of TEXT (repeated) through one; takes half an hour.
 load: $(VENV)/dev.done
 	$(VENV)/bin/tfexport export tfexport/assets/de-en.safetensors -o build/load/de-en --precision fp32,int8 --force
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.load $(TEXT) --bundle embedded=build/load/de-en --out build/load
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.memory.load $(TEXT) --bundle embedded=build/load/de-en --out build/load
 
 # The rate of requests that `tfexport serve` sustains within a limit of p99 latency, beside other servers: 20 minutes.
 #   SERVE_FLAGS  such as --quick, --only "small, int8", --tune ctranslate2
 bench-serve: $(VENV)/bench-serve.done
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.serve_load $(SERVE_FLAGS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.serve $(SERVE_FLAGS)
 
 # Parity, then speed, with the packages of $(PYTHON) itself: a machine with a GPU brings the PyTorch that fits it.
 # Without a GPU every test is skipped, and the second command says so and fails. It runs also after tests that failed.
 #   BUNDLE     what is measured: a bundle in fp32, fp16 and bf16; by default the embedded model, exported to build/gpu
-#   GPU_FLAGS  more flags of benchmarks/gpu.py, such as real text with its translations, for BLEU:
+#   GPU_FLAGS  more flags of benchmarks/gpu/runtimes.py, such as real text with its translations, for BLEU:
 #   make gpu BUNDLE=ckpt GPU_FLAGS="--input test.de --references test.en --sentences 1000"
 gpu:
 	status=0; \
 	$(PYTHON) -m pytest -m gpu -rs -v tests/gpu || status=$$?; \
-	$(PYTHON) -m benchmarks.gpu $(if $(BUNDLE),$(BUNDLE),--export build/gpu --input benchmarks/sentences.de) \
+	$(PYTHON) -m benchmarks.gpu.runtimes $(if $(BUNDLE),$(BUNDLE),--export build/gpu --input benchmarks/sentences.de) \
 		$(GPU_FLAGS) || status=$$?; \
 	exit $$status
 

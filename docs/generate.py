@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def cpu_results() -> str:
-    """The matrix of benchmarks/cpu.py."""
+    """The matrix of benchmarks/cpu/matrix.py."""
     return _cpu(RESULTS / "cpu.json")
 
 
@@ -50,7 +50,7 @@ def hugging_face_results() -> str:
 
 
 def _cpu(path: Path) -> str:
-    from benchmarks import cpu_report
+    from benchmarks.cpu import report as cpu_report
 
     record = json.loads(path.read_text(encoding="utf-8"))
     cells = [{**cell, "run": record["runs"][cell["run"]]} for cell in record["cells"]]
@@ -59,13 +59,13 @@ def _cpu(path: Path) -> str:
 
 def serve_results() -> str:
     """The load test of HTTP servers."""
-    from benchmarks.serve_load import report
+    from benchmarks.serve import report
 
     return report.markdown(json.loads((RESULTS / "serve_load.json").read_text(encoding="utf-8")))
 
 
 def growth_results() -> str:
-    """The sweeps of benchmarks/growth.py."""
+    """The sweeps of benchmarks/cpu/growth.py."""
     record = json.loads((RESULTS / "growth.json").read_text(encoding="utf-8"))
     rows = [
         (
@@ -85,8 +85,8 @@ def growth_results() -> str:
 
 
 def corpus_capacity() -> str:
-    """What benchmarks/corpus_capacity.py measured, and what follows for a billion lines."""
-    from benchmarks import corpus_capacity
+    """What benchmarks/corpora/capacity.py measured, and what follows for a billion lines."""
+    from benchmarks.corpora import capacity as corpus_capacity
 
     record = RESULTS / "corpus_capacity.json"
     if not record.exists():
@@ -95,8 +95,8 @@ def corpus_capacity() -> str:
 
 
 def corpus_run() -> str:
-    """What benchmarks/corpus_run.py measured."""
-    from benchmarks import corpus_run
+    """What benchmarks/corpora/run.py measured."""
+    from benchmarks.corpora import run as corpus_run
 
     record = RESULTS / "corpus_run.json"
     if not record.exists():
@@ -132,7 +132,7 @@ def cuda_dry_steps() -> str:
 
 
 def expected_outputs() -> str:
-    """What benchmarks/expected_outputs.py measured."""
+    """What benchmarks/checkpoints/expected_outputs.py measured."""
     record = json.loads((RESULTS / "expected_outputs.json").read_text(encoding="utf-8"))
     rows = [
         (program["name"], row["lines"], f"{row['left']:,} of {program['combinations']:,}", _still_open(row["open"]))
@@ -160,8 +160,8 @@ def _still_open(settings: dict[str, list[Any]]) -> str:
 
 
 def search_host() -> str:
-    """What benchmarks/search_host.py measured."""
-    from benchmarks.search_host import table
+    """What benchmarks/search/host_time.py measured."""
+    from benchmarks.search.host_time import table
 
     record = json.loads((RESULTS / "search_host.json").read_text(encoding="utf-8"))
     about = record["machine"]
@@ -169,7 +169,7 @@ def search_host() -> str:
 
 
 def output_projection() -> str:
-    """What benchmarks/output_projection.py measured."""
+    """What benchmarks/gpu/output_projection.py measured."""
     record = json.loads((RESULTS / "output_projection.json").read_text(encoding="utf-8"))
     head = (
         "precision",
@@ -190,8 +190,8 @@ def output_projection() -> str:
 
 
 def step_model() -> str:
-    """What benchmarks/step_model.py computes."""
-    from benchmarks.step_model import table
+    """What benchmarks/cuda_dry/step_model.py computes."""
+    from benchmarks.cuda_dry.step_model import table
 
     record = json.loads((RESULTS / "cuda_dry.json").read_text(encoding="utf-8"))
     return _table(*table(record["steps"]))
@@ -200,7 +200,7 @@ def step_model() -> str:
 def step_model_measured() -> str:
     """The computed steps beside those of the day on a GPU."""
     from benchmarks.base_model import BASE
-    from benchmarks.step_model import measured_table
+    from benchmarks.cuda_dry.step_model import measured_table
 
     steps = json.loads((RESULTS / "cuda_dry.json").read_text(encoding="utf-8"))["steps"]
     day = json.loads((RESULTS / "gpu_day.json").read_text(encoding="utf-8"))

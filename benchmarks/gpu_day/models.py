@@ -47,7 +47,7 @@ def base(task: Task) -> Bundle:
 
 def embedded(task: Task) -> tuple[Bundle, str]:
     """The bundle of the embedded model, and where it comes from: an export here, or the pack where that fails."""
-    from benchmarks.gpu import export_embedded
+    from benchmarks.gpu.runtimes import export_embedded
 
     folder, packed = task.work / "embedded", SITE / BUNDLE
     try:

@@ -104,7 +104,7 @@ def make(options: argparse.Namespace) -> dict[str, Any]:
             unfold(wheel_of(name, version, wheels), tree / name, LEFT_OUT.get(name, ()))
         thinned = thin_libraries(tree, options.architecture)
         if not options.no_bundle:
-            from benchmarks.gpu import export_embedded
+            from benchmarks.gpu.runtimes import export_embedded
 
             export_embedded(tree / BUNDLE, "cpu")
         say("compressing")

@@ -22,9 +22,9 @@ def main() -> int:
     task = Task(options.work / "trial.json", options.work, 600.0, options.rehearse)
     if task.rehearsal:
         use_stand_ins(say)
+    from benchmarks.gpu.timing import Setting
     from benchmarks.gpu_day import models
     from benchmarks.gpu_day.stages.speed import FIRST, peer
-    from benchmarks.timing import Setting
     from tfexport.verification.parity import random_sources
 
     bundle = models.base(task)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import converters, hugging_face
+from benchmarks.peers import converters, hugging_face
 from makers.references import toolkits
 from makers.tiny import randomised
 from tests.support.fakes import Ids

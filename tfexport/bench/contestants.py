@@ -57,7 +57,7 @@ def contestants_of(bundle: Path, beside: Sequence[str], pythons: Sequence[str]) 
             name, folder = _pair(given, "--beside")
             found[name] = Path(folder)
             if not found[name].is_dir():
-                raise TfexportError(f"{folder} is not a folder. Write one with benchmarks/converters.py.")
+                raise TfexportError(f"{folder} is not a folder. Write one with benchmarks/peers/converters.py.")
         elif name in PROFILED and not folder:
             found[name] = bundle
         else:

@@ -1,7 +1,7 @@
 """A common interface to other engines, each with a folder in its own format, and to tfexport's runtimes.
 
 A peer takes any number of sentences and decodes at most `batch_size` of them together. Batches have sentences of similar
-lengths, so that they have little padding. benchmarks/converters.py writes the folders.
+lengths, so that they have little padding. benchmarks/peers/converters.py writes the folders.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ def _target_limit(folder: Path) -> int:
         return int(json.loads((folder / "config.json").read_text(encoding="utf-8"))[TARGET_LIMIT])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TfexportError(
-            f"{folder} has no model of benchmarks/converters.py ({error!r}). Write one there with it."
+            f"{folder} has no model of benchmarks/peers/converters.py ({error!r}). Write one there with it."
         ) from error
 
 

@@ -53,7 +53,7 @@ def bench(
     """Measure speed, memory and distance to the machine's limit, beside the alternatives, interleaved.
 
     Each contestant runs in a process of its own and in its best configuration of workers and threads.
-    benchmarks/converters.py writes the folders.
+    benchmarks/peers/converters.py writes the folders.
     """
     from tfexport.bench.contestants import contestants_of
     from tfexport.bench.plan import Plan

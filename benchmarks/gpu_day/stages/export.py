@@ -52,7 +52,7 @@ def _about(folder: Path) -> dict[str, Any]:
 
 
 def _convert(task: Task, bundle: Path) -> dict[str, Any]:
-    from benchmarks.converters import canonical_model, write_ctranslate2
+    from benchmarks.peers.converters import canonical_model, write_ctranslate2
 
     begin = time.perf_counter()
     try:

@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.timing import Setting
 from benchmarks.gpu_day import models, place
 from benchmarks.gpu_day.spans import Span, about, from_nsys, whole
 from benchmarks.gpu_day.stage import Task, main, say
 from benchmarks.gpu_day.watch import watch
-from benchmarks.peers import RuntimePeer, one_line
-from benchmarks.timing import Setting
+from benchmarks.peers.decoders import RuntimePeer, one_line
 from tfexport.bundle.reader import Bundle
 from tfexport.contract import FLOATS
 from tfexport.runtimes.base import AHEAD, Runtime

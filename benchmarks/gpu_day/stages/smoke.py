@@ -13,7 +13,7 @@ from benchmarks.gpu_day.spans import attention_kernels
 from benchmarks.gpu_day.stage import Task, main, say
 from benchmarks.gpu_day.unpack import ROOT
 from benchmarks.gpu_day.watch import watch
-from benchmarks.peers import one_line
+from benchmarks.peers.decoders import one_line
 from tfexport.bundle.reader import Bundle
 from tfexport.contract import FLOATS, Precision
 from tfexport.decoding.line_reader import Reader

@@ -7,13 +7,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from benchmarks.gpu.timing import Meter, Runs, Setting, measure, summary
 from benchmarks.gpu_day import models, place
 from benchmarks.gpu_day.processes import launch
 from benchmarks.gpu_day.stage import Task, main, say
 from benchmarks.gpu_day.stages.environment import gpu_now
 from benchmarks.gpu_day.unpack import ROOT
-from benchmarks.peers import Peer, RuntimePeer, load_peer, one_line
-from benchmarks.timing import Meter, Runs, Setting, measure, summary
+from benchmarks.peers.decoders import Peer, RuntimePeer, load_peer, one_line
 from tfexport.bundle.reader import Bundle
 from tfexport.contract import FLOATS
 from tfexport.verification.parity import random_sources

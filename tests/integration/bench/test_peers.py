@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import converters
+from benchmarks.peers import converters
 from tfexport.bench.peers import CTranslate2Peer, HuggingFacePeer, OptimumPeer, Peer, RuntimePeer
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.errors import RuntimeUnavailable, TfexportError
@@ -138,5 +138,5 @@ def test_a_folder_of_another_kind_is_refused(
     pytest.importorskip(package, reason=f"it is not installed: pip install {package}")
     if content is not None:
         (tmp_path / "config.json").write_text(content)
-    with pytest.raises(TfexportError, match=r"has no model of benchmarks/converters\.py .* Write one there"):
+    with pytest.raises(TfexportError, match=r"has no model of benchmarks/peers/converters\.py .* Write one there"):
         peer(tmp_path)

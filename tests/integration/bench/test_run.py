@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import cpu, growth
+from benchmarks.cpu import growth, matrix
 from tfexport.bench import run
 from tfexport.bench.machine import Peaks
 from tfexport.bundle import reader as bundle_module
@@ -102,11 +102,11 @@ def test_where_nothing_can_be_measured_the_command_says_why(
 def test_the_matrix_is_measured_and_what_has_no_folder_is_a_row(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu, "peaks_of", lambda threads: PEAKS)
+    monkeypatch.setattr(matrix, "peaks_of", lambda threads: PEAKS)
     (tmp_path / "input").write_text("de7 de8\nde9\n", encoding="utf-8")
     flags = ["--quick", "--precision", "fp32", "--only", "batch 1", "--beside", "ctranslate2", "--out", str(tmp_path)]
-    assert cpu.main([str(tiny_bundle), *flags, "--input", str(tmp_path / "input")]) == 0
-    (cell,) = cpu.read(tmp_path / "cpu.json")
+    assert matrix.main([str(tiny_bundle), *flags, "--input", str(tmp_path / "input")]) == 0
+    (cell,) = matrix.read(tmp_path / "cpu.json")
     assert (cell["model"], cell["part"], cell["batch"]) == ("tiny", "forced", 1)
     assert row(cell, "ort-cpu")["lengths"] == [8] * 4
     assert row(cell, "ctranslate2")["reason"]

@@ -1,4 +1,4 @@
-"""What benchmarks/converters.py writes computes what the canonical model does, in the engines that read it."""
+"""What benchmarks/peers/converters.py writes computes what the canonical model does, in the engines that read it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import converters
+from benchmarks.peers import converters
 from makers.paths import ROOT
 from makers.tiny import randomised
 from tests.support.fakes import Ids
@@ -33,7 +33,7 @@ from tfexport.verification.parity import random_sources
 pytestmark = pytest.mark.thorough
 
 OPTIMUM_PYTHON = os.environ.get("TFEXPORT_OPTIMUM_PYTHON")
-"""An interpreter with the packages of benchmarks/optimum.txt."""
+"""An interpreter with the packages of benchmarks/peers/optimum.txt."""
 
 BASE = ModelConfig(
     d_model=12,
@@ -213,7 +213,7 @@ def test_a_missing_package_is_named(
 
 def test_a_bundle_is_decoded_as_by_its_own_runtime(ctranslate2: Any, tiny_bundle: Path, tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="Transformers is not installed: pip install transformers")
-    command = [sys.executable, "-m", "benchmarks.converters", str(tiny_bundle)]
+    command = [sys.executable, "-m", "benchmarks.peers.converters", str(tiny_bundle)]
     command += ["--ctranslate2", str(tmp_path / "ct2"), "--hugging-face", str(tmp_path / "deep" / "hf")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -283,7 +283,7 @@ def test_an_export_that_fails_says_its_last_line_and_leaves_nothing(tmp_path: Pa
 
 @pytest.mark.skipif(
     OPTIMUM_PYTHON is None,
-    reason="TFEXPORT_OPTIMUM_PYTHON names no interpreter with the packages of benchmarks/optimum.txt",
+    reason="TFEXPORT_OPTIMUM_PYTHON names no interpreter with the packages of benchmarks/peers/optimum.txt",
 )
 @pytest.mark.parametrize(
     "name", ["larger source vocabulary, shorter source", "learned positions", "pre-norm, one matrix"]

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import step_model
-from benchmarks.cuda_dry import build
+from benchmarks.cuda_dry import build, step_model
 from benchmarks.cuda_dry.__main__ import main, run_cases
 from benchmarks.cuda_dry.report import MEASURES, failures, step_failures, step_table, table
 from tfexport.runtimes.base import AHEAD

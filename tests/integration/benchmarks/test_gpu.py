@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import agreement, converters, gpu, hugging_face, peers, timing
+from benchmarks.gpu import agreement, runtimes, timing
+from benchmarks.peers import converters, decoders, hugging_face
 from makers.ahead import ahead_runtime, on_host
 from makers.paths import ROOT
 from makers.tiny import SRC_VOCAB
@@ -64,7 +65,8 @@ def test_a_run_on_the_cpu_writes_every_row(
     monkeypatch.setattr(pytorch_in_place, "compile_for_graphs", lambda function: function)
     names = ["torch", "torch-compiled", "ort-cpu", "hugging-face"]
     assert (
-        gpu.main([str(tiny_bundle), *FEW, "--precisions", "fp32,bf16", "--name", "here", "--out", str(tmp_path)]) == 0
+        runtimes.main([str(tiny_bundle), *FEW, "--precisions", "fp32,bf16", "--name", "here", "--out", str(tmp_path)])
+        == 0
     )
 
     record = json.loads((tmp_path / "gpu-here.json").read_text())
@@ -100,28 +102,28 @@ def test_a_run_on_the_cpu_writes_every_row(
 def test_a_runtime_that_fails_parity_fails_the_run_and_one_that_breaks_is_a_row(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def agree(peer: peers.Peer, *_: object) -> dict[str, Any]:
+    def agree(peer: decoders.Peer, *_: object) -> dict[str, Any]:
         if peer.name == "torch":
             raise MemoryError("all gone")
         facts = {"identical": 1, "sentences": 5, "logits_max_error": 3.0, "top1_agree": 1, "steps": 9}
         return {**facts, "passed": False, "bleu": None, "bleu_reference": None}
 
-    monkeypatch.setattr(gpu, "agreement", agree)
+    monkeypatch.setattr(runtimes, "agreement", agree)
     arguments = ["--only", "parity", "--precisions", "fp32", "--runtimes", "ort-cpu", "--out", str(tmp_path)]
-    assert gpu.main([str(tiny_bundle), *FEW, *arguments]) == 1
+    assert runtimes.main([str(tiny_bundle), *FEW, *arguments]) == 1
     record = json.loads((tmp_path / "gpu-cpu.json").read_text())
     assert record["benchmark"] == []
     assert {row["error"] for row in rows_of(record, "parity", "torch")} == {"MemoryError: all gone"}
     assert {row["passed"] for row in rows_of(record, "parity", "ort-cpu")} == {False}
 
 
-def loader(name: str, error: Exception) -> Callable[..., peers.Peer]:
+def loader(name: str, error: Exception) -> Callable[..., decoders.Peer]:
     """`load_peer` that fails for one peer."""
 
-    def load(asked: str, *rest: Any) -> peers.Peer:
+    def load(asked: str, *rest: Any) -> decoders.Peer:
         if asked == name:
             raise error
-        return peers.load_peer(asked, *rest)
+        return decoders.load_peer(asked, *rest)
 
     return load
 
@@ -129,7 +131,7 @@ def loader(name: str, error: Exception) -> Callable[..., peers.Peer]:
 def decoder(name: str, error: Exception) -> Callable[..., Any]:
     """`agreement` in which one peer fails."""
 
-    def agree(peer: peers.Peer, *rest: Any) -> dict[str, Any]:
+    def agree(peer: decoders.Peer, *rest: Any) -> dict[str, Any]:
         if peer.name == name:
             raise error
         return agreement.agreement(peer, *rest)
@@ -159,11 +161,11 @@ def test_a_runtime_that_crashes_fails_the_run_and_one_that_is_not_there_does_not
     error: Exception,
     code: int,
 ) -> None:
-    monkeypatch.setattr(gpu, place, failing(name, error))
+    monkeypatch.setattr(runtimes, place, failing(name, error))
     arguments = ["--only", "parity", "--precisions", "fp32", "--runtimes", "ort-cpu,hugging-face"]
-    assert gpu.main([str(tiny_bundle), *FEW, *arguments, "--out", str(tmp_path)]) == code
+    assert runtimes.main([str(tiny_bundle), *FEW, *arguments, "--out", str(tmp_path)]) == code
     rows = rows_of(json.loads((tmp_path / "gpu-cpu.json").read_text()), "parity", name)
-    assert {row["error"] for row in rows if row["beam"] == 1} == {peers.one_line(error)}
+    assert {row["error"] for row in rows if row["beam"] == 1} == {decoders.one_line(error)}
     table = (tmp_path / "gpu-cpu.md").read_text().splitlines()
     marked = [line.endswith("| NO |") for line in table if line.startswith(f"| {name} | fp32 | 1 | 1 ")]
     assert marked == [code == 1]
@@ -177,7 +179,7 @@ def test_a_text_with_its_translations_gives_bleu_for_each_runtime_and_precision(
     (tmp_path / "ref.txt").write_text("wört4 wört5 wört6 wört7\nwört9 wört10 wört11 wört12\nlast\n")
     arguments = ["--only", "parity", "--precisions", "fp32,fp16", "--runtimes", "ort-cpu", "--out", str(tmp_path)]
     arguments += ["--input", str(tmp_path / "in.txt"), "--references", str(tmp_path / "ref.txt")]
-    assert gpu.main([str(half_bundle), *FEW, *arguments]) == 0
+    assert runtimes.main([str(half_bundle), *FEW, *arguments]) == 0
     table = (tmp_path / "gpu-cpu.md").read_text().splitlines()
     assert sum("| BLEU (reference) |" in line for line in table) == 1
     for precision in ("fp32", "fp16"):
@@ -188,7 +190,7 @@ def test_a_text_with_its_translations_gives_bleu_for_each_runtime_and_precision(
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-@pytest.mark.parametrize("failing", [None, "pytest", "benchmarks.gpu"])
+@pytest.mark.parametrize("failing", [None, "pytest", "benchmarks.gpu.runtimes"])
 def test_make_gpu_runs_the_tests_and_the_benchmark_and_fails_if_either_does(
     tmp_path: Path, failing: str | None
 ) -> None:
@@ -200,7 +202,7 @@ def test_make_gpu_runs_the_tests_and_the_benchmark_and_fails_if_either_does(
     assert (done.returncode == 0) == (failing is None), done.stderr
     assert (tmp_path / "calls").read_text().splitlines() == [
         "-m pytest -m gpu -rs -v tests/gpu",
-        "-m benchmarks.gpu ckpt --input test.de --references test.en --sentences 1000",
+        "-m benchmarks.gpu.runtimes ckpt --input test.de --references test.en --sentences 1000",
     ]
 
 
@@ -267,12 +269,12 @@ def test_what_compiles_a_model_is_marked() -> None:
 def test_the_script_runs_from_the_command_line_and_says_what_it_was_called_with(
     tiny_bundle: Path, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "benchmarks.gpu", str(tiny_bundle), *FEW, "--runtimes", "ort-cpu"]
+    command = [sys.executable, "-m", "benchmarks.gpu.runtimes", str(tiny_bundle), *FEW, "--runtimes", "ort-cpu"]
     command += ["--precisions", "fp32", "--beams", "2", "--out", str(tmp_path / "new")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "new" / "gpu-cpu.json").read_text())
-    assert "benchmarks.gpu" in record["machine"]["command"]
+    assert "benchmarks.gpu.runtimes" in record["machine"]["command"]
     # The one that the others are a ratio to is there even if it was not asked for.
     assert [row["runtime"] for row in record["benchmark"]] == ["torch", "ort-cpu"] * 2
     assert all(row["ratio"]["median"] > 0 for row in record["benchmark"])
@@ -280,7 +282,7 @@ def test_the_script_runs_from_the_command_line_and_says_what_it_was_called_with(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_without_a_gpu_it_says_so_and_fails(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert gpu.main([str(tiny_bundle)]) == 2
+    assert runtimes.main([str(tiny_bundle)]) == 2
     assert capsys.readouterr().err.startswith("no NVIDIA GPU can be used here: nothing was run. ")
 
 
@@ -295,7 +297,7 @@ def test_without_a_gpu_it_says_so_and_fails(tiny_bundle: Path, capsys: pytest.Ca
 def test_wrong_input_is_one_line(
     tiny_bundle: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    assert gpu.main([str(tiny_bundle), *FEW, *arguments]) == 2
+    assert runtimes.main([str(tiny_bundle), *FEW, *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
@@ -307,7 +309,7 @@ def test_wrong_input_is_one_line(
 )
 def test_wrong_arguments_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        gpu.parse([*arguments, "--device", "cpu"])
+        runtimes.parse([*arguments, "--device", "cpu"])
     assert "error:" in capsys.readouterr().err
 
 
@@ -315,10 +317,10 @@ def test_bleu_is_that_of_the_lines_that_can_be_decoded(bundle: Bundle, tmp_path:
     pytest.importorskip("sacrebleu", reason="the train extra is not installed")
     (tmp_path / "in.txt").write_text("de4 de5 de6 de7\n\nde9 de10\nde11\n")
     (tmp_path / "ref.txt").write_text("wört4 wört5 wört6 wört7\nno such line\nwört9 wört10 wört11 wört12\nlast\n")
-    options = gpu.parse(
+    options = runtimes.parse(
         ["a", *FEW, "--sentences", "2", "--input", str(tmp_path / "in.txt"), "--references", str(tmp_path / "ref.txt")]
     )
-    sources, bleu = gpu.read_sources(bundle, options)
+    sources, bleu = runtimes.read_sources(bundle, options)
     assert [len(source) for source in sources] == [6, 4, 3]  # bos and eos included
     assert bleu is not None
     assert bleu([(4, 5, 6, 7, 3), (9, 10, 11, 12, 3)]) == pytest.approx(100.0)
@@ -343,7 +345,7 @@ class Altered:
 def test_agreement_with_itself_is_complete(
     bundle: Bundle, reference: agreement.Reference, batch: int, beam: int
 ) -> None:
-    peer = peers.RuntimePeer("torch", TorchRuntime.from_bundle(bundle))
+    peer = decoders.RuntimePeer("torch", TorchRuntime.from_bundle(bundle))
     row = agreement.agreement(peer, reference, batch, beam)
     steps = beam * sum(len(output) for output in reference.outputs[1])
     assert (row["identical"], row["sentences"], row["top1_agree"], row["steps"]) == (5, 5, steps, steps)
@@ -362,7 +364,7 @@ def test_agreement_with_itself_is_complete(
 def test_logits_that_differ_fail(
     bundle: Bundle, reference: agreement.Reference, change: Any, error: float | str, same: bool
 ) -> None:
-    peer = peers.RuntimePeer("torch", Altered(TorchRuntime.from_bundle(bundle), change))  # type: ignore[arg-type]
+    peer = decoders.RuntimePeer("torch", Altered(TorchRuntime.from_bundle(bundle), change))  # type: ignore[arg-type]
     row = agreement.agreement(peer, reference, 2, 1)
     assert row["logits_max_error"] == (error if isinstance(error, str) else pytest.approx(error, abs=1e-4))
     assert (row["top1_agree"] == row["steps"]) == same
@@ -374,7 +376,7 @@ def test_logits_that_differ_fail(
 def test_every_output_has_the_length_asked_for(bundle: Bundle, beam: int) -> None:
     """Even where the model would have ended sooner."""
     setting = timing.Setting(random_sources(bundle.config, 32), beam, tokens=9)
-    peer = peers.RuntimePeer("torch", TorchRuntime.from_bundle(bundle))
+    peer = decoders.RuntimePeer("torch", TorchRuntime.from_bundle(bundle))
     free = peer.decode(setting.sources, SearchOptions(beam=beam, max_length=9))
     assert {len(ids) for ids in free} != {9}
     assert {len(ids) for ids in peer.decode(setting.sources, setting.options)} == {9}
@@ -394,7 +396,7 @@ def test_a_runtime_that_searches_ahead_is_measured_so(tiny_bundle: Path, tmp_pat
 
     runtime.search_ahead = noted  # type: ignore[method-assign]
     setting = timing.Setting(random_sources(runtime.config, 3), beam, tokens=16)
-    peer = peers.RuntimePeer("ahead", runtime)
+    peer = decoders.RuntimePeer("ahead", runtime)
     outputs = peer.decode(setting.sources, setting.options)
     assert launches == [8, 8]
     assert len(peer.steps) == 16
@@ -473,7 +475,7 @@ def test_what_hugging_face_cannot_compute_is_refused(changes: dict[str, Any], me
 def test_missing_transformers_is_one_line(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(TfexportError, match="pip install transformers"):
-        peers.load_peer("hugging-face", "cpu", bundle, "float32", None)
+        decoders.load_peer("hugging-face", "cpu", bundle, "float32", None)
 
 
 def test_ctranslate2_is_a_peer_from_a_folder_beside_the_bundle_or_without_one(
@@ -482,12 +484,12 @@ def test_ctranslate2_is_a_peer_from_a_folder_beside_the_bundle_or_without_one(
     pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
     copy = open_bundle(Path(shutil.copytree(tiny_bundle, tmp_path / "copy")))
     sources, options = random_sources(copy.config, 5, seed=1), SearchOptions(max_length=9)
-    wanted = peers.load_peer("torch", "cpu", copy, "float32", None).decode(sources, options)
-    written = peers.load_peer("ctranslate2", "cpu", copy, "float32", None)
+    wanted = decoders.load_peer("torch", "cpu", copy, "float32", None).decode(sources, options)
+    written = decoders.load_peer("ctranslate2", "cpu", copy, "float32", None)
     assert list(tmp_path.iterdir()) == [tmp_path / "copy"]
     converters.write_ctranslate2(converters.canonical_model(copy), tmp_path / "copy.ct2")
     monkeypatch.setattr(converters, "write_ctranslate2", Mock(side_effect=AssertionError))
-    for peer in (written, peers.load_peer("ctranslate2", "cpu", copy, "float32", None)):
+    for peer in (written, decoders.load_peer("ctranslate2", "cpu", copy, "float32", None)):
         assert peer.decode(sources, options) == wanted
         for beam in (1, 4):
             forced = peer.decode(sources, timing.Setting(sources, beam, tokens=7).options)

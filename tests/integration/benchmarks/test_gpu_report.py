@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import report, timing
+from benchmarks.gpu import report, timing
+from benchmarks.machine import machine
 from tfexport.errors import TfexportError
 from tfexport.search.search import SearchOptions
 
@@ -107,7 +108,7 @@ def test_a_table_says_of_a_gpu_what_it_is_and_of_memory_how_it_was_measured() ->
     }
     record = {
         "machine": {
-            **report.machine("cpu"),
+            **machine("cpu"),
             "gpu": {"name": "NVIDIA X", "driver": "580.1"},
         },
         "options": {"tokens": 32, "repeats": 10, "warmup": 3, "runtimes": ["torch-cuda"]},

@@ -10,17 +10,18 @@ from typing import Any
 
 import pytest
 
-from benchmarks import load
+from benchmarks.memory import load
+from benchmarks.memory.commands import Memory
 from tfexport.errors import TfexportError
 
 pytestmark = [pytest.mark.thorough, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
 
 def test_memory_that_is_written_to_is_unique() -> None:
-    before = load.Memory.of(os.getpid())
+    before = Memory.of(os.getpid())
     array = bytearray(50 * 2**20)
     array[:: 2**12] = b"x" * len(array[:: 2**12])
-    after = load.Memory.of(os.getpid())
+    after = Memory.of(os.getpid())
     assert before is not None
     assert after is not None
     # Threads that earlier tests of this process left allocate too: 2.02 MiB were seen once.
@@ -34,7 +35,7 @@ def test_a_process_that_has_ended_has_no_memory() -> None:
     if not process:
         os._exit(0)
     os.waitpid(process, 0)
-    assert load.Memory.of(process) is None
+    assert Memory.of(process) is None
 
 
 def test_growth_is_from_where_memory_has_settled_to_the_end() -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.serve_load import OURS, report
-from benchmarks.serve_load.models import model_of, widened
+from benchmarks.serve import OURS, report
+from benchmarks.serve.models import model_of, widened
 from makers.ort_bundles import random_model
 from makers.serving_bundle import write_bundle
 from tfexport.config import ModelConfig
@@ -74,7 +74,7 @@ def test_latency_counts_from_when_a_request_was_due() -> None:
     pytest.importorskip("mlperf_loadgen", reason="LoadGen is not installed: pip install mlcommons-loadgen")
     from aiohttp import web
 
-    from benchmarks.serve_load.client import offer
+    from benchmarks.serve.client import offer
 
     seen: list[bytes] = []
 
@@ -97,7 +97,7 @@ def test_a_stream_is_measured_to_its_first_token() -> None:
     pytest.importorskip("mlperf_loadgen", reason="LoadGen is not installed: pip install mlcommons-loadgen")
     from aiohttp import web
 
-    from benchmarks.serve_load.client import offer
+    from benchmarks.serve.client import offer
 
     async def answer(request: Any) -> Any:
         response = web.StreamResponse()
@@ -123,7 +123,7 @@ def test_a_run_that_is_ended_leaves_no_server(tmp_path: Path) -> None:
     write_bundle(tmp_path / "models")
     (tmp_path / "models" / "bundle").rename(tmp_path / "models" / "small")
     script = (
-        "import sys; from pathlib import Path; from benchmarks.serve_load import __main__ as test; "
+        "import sys; from pathlib import Path; from benchmarks.serve import __main__ as test; "
         "test.prepare = lambda folder: [folder / 'small']; test.saturate = lambda *_: 1.0; "
         "test.offline.seconds_of = lambda *_: 1.0; sys.exit(test.main())"
     )

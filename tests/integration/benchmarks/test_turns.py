@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import turns
-from benchmarks.turns import Group, Job, take_turns
+from benchmarks.corpora import turns
+from benchmarks.corpora.turns import Group, Job, take_turns
 
 
 class Recorded:

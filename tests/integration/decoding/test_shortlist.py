@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import converters
+from benchmarks.peers import converters
 from tests.support.commands import command
 from tests.support.searches import CONFIG, LIMIT, assert_same, model_of, sources_of, translated, without_eos
 from tfexport.bundle.reader import open_bundle

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tfexport
-from tests.support.paths import ROOT
+from makers.paths import ROOT
 from tfexport.commands.demo import embedded_checkpoint
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import load_checkpoint

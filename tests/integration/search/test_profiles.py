@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import converters
+from benchmarks.peers import converters
 from makers.references import toolkits
 from tests.support.fakes import Ids
 from tests.support.searches import (

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import cpu, cpu_report, growth
+from benchmarks.cpu import growth
+from benchmarks.cpu import matrix as cpu_matrix
+from benchmarks.cpu import report as cpu_report
 from tests.support.fakes import ScriptedRuntime, ScriptedState, echo_model, random_model, tiny_config
 from tfexport.bench import peers, worker
 from tfexport.bench.contestants import Contestant, Failed, Setup, contestants_of, setups
@@ -409,7 +411,7 @@ def test_contestants_are_read(tmp_path: Path) -> None:
         (["marian"], [], "no contestant called 'marian'"),
         (["torch=x"], [], "no contestant called"),
         (["optimum"], [], "Give a name and a path"),
-        (["optimum=/nowhere"], [], "benchmarks/converters.py"),
+        (["optimum=/nowhere"], [], "benchmarks/peers/converters.py"),
         ([], ["optimum=x"], "does not take part"),
     ]
     for beside, pythons, message in wrong:
@@ -467,25 +469,25 @@ def test_the_matrix_is_summed_up_by_geometric_mean_and_minimum() -> None:
 
 def test_the_matrix_is_written_and_read_and_drawn(tmp_path: Path) -> None:
     cells = matrix()
-    cpu.write(list(reversed(cells)), tmp_path / "cpu.json")
+    cpu_matrix.write(list(reversed(cells)), tmp_path / "cpu.json")
     record = json.loads((tmp_path / "cpu.json").read_text())
     assert len(record["runs"]) == 1
     assert [cell["model"] for cell in record["cells"]] == ["one", "one", "two", "two"]
-    again = cpu.read(tmp_path / "cpu.json")
-    assert {cpu.key_of(cell) for cell in again} == {cpu.key_of(cell) for cell in cells}
+    again = cpu_matrix.read(tmp_path / "cpu.json")
+    assert {cpu_matrix.key_of(cell) for cell in again} == {cpu_matrix.key_of(cell) for cell in cells}
     assert cpu_report.markdown(again) == cpu_report.markdown(cells)
-    assert cpu.main(["--out", str(tmp_path)]) == 0
+    assert cpu_matrix.main(["--out", str(tmp_path)]) == 0
     assert (tmp_path / "cpu.md").read_text() == cpu_report.markdown(cells)
     assert (tmp_path / "cpu.png").read_bytes()[1:4] == b"PNG"
-    assert cpu.main(["--out", str(tmp_path / "none")]) == 2
+    assert cpu_matrix.main(["--out", str(tmp_path / "none")]) == 2
 
 
 def test_cells_are_chosen_by_their_parts() -> None:
     name = "emb, forced, fp32, 1 thread, batch 8, beam 1"
-    assert cpu.wanted(name, None)
-    assert cpu.wanted(name, ["int8", "emb, batch 8"])
-    assert not cpu.wanted(name, ["emb, int8"])
-    assert not cpu.wanted(name, ["batch 1"])
+    assert cpu_matrix.wanted(name, None)
+    assert cpu_matrix.wanted(name, ["int8", "emb, batch 8"])
+    assert not cpu_matrix.wanted(name, ["emb, int8"])
+    assert not cpu_matrix.wanted(name, ["batch 1"])
 
 
 def test_growth_changes_one_number_at_a_time() -> None:

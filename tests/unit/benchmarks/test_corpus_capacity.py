@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import corpus_capacity
-from benchmarks.corpus_capacity import capacity_table, core_hours, main, markdown, measured_table, rate, start
+from benchmarks.corpora import capacity as corpus_capacity
+from benchmarks.corpora.capacity import capacity_table, core_hours, main, markdown, measured_table, rate, start
 
 SETTINGS = {"few": 100, "many": 1100, "rows_per_shard": 25, "repeats": 3, "text": "some.de"}
 

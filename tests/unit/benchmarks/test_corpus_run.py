@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.corpus_run import growth, markdown, steady_rate
+from benchmarks.corpora.run import growth, markdown, steady_rate
 
 RAY = {
     "run": "2 actors of corpus",

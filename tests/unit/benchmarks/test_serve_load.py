@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.serve_load import OURS
-from benchmarks.serve_load.ladder import Ladder, keeps
-from benchmarks.serve_load.report import markdown, sustained
+from benchmarks.serve import OURS
+from benchmarks.serve.ladder import Ladder, keeps
+from benchmarks.serve.report import markdown, sustained
 
 
 @pytest.mark.parametrize("capacity", [20.0, 95.0, 700.0])

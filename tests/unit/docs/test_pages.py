@@ -122,7 +122,7 @@ OTHERS = {
         "--include-log-monitor",
     ),  # of Docker and Ray
     *("--background", "--minutes", "--from", "--only", "--list", "--architecture", "--out", "--pack"),  # of gpu_day
-    *("--quick", "--tune"),  # of benchmarks/serve_load
+    *("--quick", "--tune"),  # of benchmarks/serve
     *("--precisions", "--text"),  # of benchmarks/corpus_capacity
     *("--http2", "--local-dir"),  # of curl, and of Hugging Face's hf download
 }

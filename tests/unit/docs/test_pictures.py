@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.support.fakes import tiny_config
-from tests.support.paths import ROOT
+from makers.paths import ROOT
 from tfexport.contract import PRECISIONS, QUANTIZED
 from tfexport.dialects import DIALECTS, runtime_dialects
 from tfexport.graph_contract import graphs_of
