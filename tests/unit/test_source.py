@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 
 import pytest
 
@@ -76,6 +77,27 @@ def imports_of(module: ast.Module) -> set[str]:
     nodes = [*ast.walk(module)]
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     return names | {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+
+
+NAMED = re.compile(
+    r"\b((?:tests|tfexport|fuzz|benchmarks|makers|docs|examples)/[\w/.-]+\.py)\b|\b[Ss]ee `?((?:\w+/)*\w+\.py)\b"
+)
+"""A file with its folders, and one that a sentence points to."""
+
+
+def test_source_files_that_are_named_exist() -> None:
+    folders = ("tests", "tfexport", "fuzz", "benchmarks", "makers", "examples")
+    files = {path.relative_to(ROOT).as_posix(): path for name in folders for path in (ROOT / name).rglob("*.py")}
+    endings = {name.split("/", skipped)[-1] for name in files for skipped in range(name.count("/") + 1)} | {
+        "docs/hooks.py"
+    }
+    named = [
+        (name, whole or end)
+        for name, path in files.items()
+        for whole, end in NAMED.findall(path.read_text(encoding="utf-8"))
+    ]
+    assert len(named) > 30
+    assert [pair for pair in named if pair[1] not in endings] == []
 
 
 MOST_LINES, MOST_PARAMETERS = 80, 12

@@ -123,7 +123,7 @@ def setups(contestant: Contestant, precision: str, threads: int) -> list[Setup]:
 
 
 class Handle(Protocol):
-    """Something that answers requests (see bench_worker.py)."""
+    """Something that answers requests (see `worker.py`)."""
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Raises Failed with the reason."""

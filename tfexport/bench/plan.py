@@ -95,7 +95,7 @@ class Plan:
         return [sources[index % len(sources)] for index in range(count)]
 
     def request(self, command: str, sources: Sources, batch: int, beam: int) -> dict[str, Any]:
-        """A request to decode `sources` (see bench_worker.py)."""
+        """A request to decode `sources` (see `worker.py`)."""
         least, most = (0, self.max_length) if self.tokens is None else (self.tokens - 1, self.tokens)
         lengths = {"min_length": least, "max_length": most}
         asked = {"batch_size": batch, "beam": beam, "profile": self.profile, **lengths}

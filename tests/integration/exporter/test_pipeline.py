@@ -71,7 +71,7 @@ ORT_FILES = [
     for role in ("encoder", "decoder_step", "beam_step", "greedy_step")
     for precision in ("", ".int8", ".int4")
 ]
-"""What these are made of is in test_ort_graphs.py."""
+"""`graphs/test_ort.py` tests what they consist of."""
 CUDA_FILES = [
     f"{role}{precision}.ort-cuda.onnx"
     for role in ("encoder", "decoder_step", "beam_step")

@@ -54,7 +54,7 @@ def largest_error(model: Model, folder: Path, precision: Precision = "float32") 
     return self_check(model, graphs, folder)
 
 
-# --- a kind of model that has no other graphs (those of transformers are compared in test_graph_check.py)
+# --- a kind of model that has no other graphs (`graph_checks/test_check.py` compares those of Transformers)
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])

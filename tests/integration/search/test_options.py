@@ -1,4 +1,4 @@
-"""Every option of a search against brute force, as in tests/unit/decoding/test_options.py, on an exported bundle whose
+"""Every option of a search against brute force, as in tests/unit/search/test_options.py, on an exported bundle whose
 probabilities are those of the original model, run anew for each token."""
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Subject:
 
 @pytest.fixture(scope="module")
 def subject() -> Subject:
-    """A fake runtime. tests/integration/decoding/test_options.py runs these tests with an exported bundle."""
+    """A fake runtime. tests/integration/search/test_options.py runs these tests with an exported bundle."""
     model = cache(random_model(3, 7))
     return Subject(
         ScriptedRuntime(model, tiny_config(tgt_vocab_size=7)),

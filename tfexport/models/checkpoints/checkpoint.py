@@ -34,7 +34,7 @@ class Checkpoint:
     odd: tuple[str, ...] = ()
     """Notes about unusual vocabularies, which may belong to another model."""
     text: Mapping[str, Any] = field(default_factory=dict)
-    """Options of text that the user gave; see `commands/text_settings.py`."""
+    """Options of text that the user gave; see `TextSettings` in `options.py`."""
     assumed: tuple[str, ...] = ()
     """Config fields that the user gave and the file lacks."""
     overridden: Mapping[str, Any] = field(default_factory=dict)

@@ -93,7 +93,7 @@ def room_for(rows: int) -> int:
 
 
 def with_rows(array: Array, rows: int) -> Array:
-    """An array [.., ...] with zeros, or ones where a sentence may not be empty, up to `rows`."""
+    """`array` [less, ...] with zeros up to [rows, ...]."""
     more: Array = np.zeros((rows, *array.shape[1:]), dtype=array.dtype)  # type: ignore[assignment]
     more[: len(array)] = array
     return more
@@ -113,10 +113,9 @@ def widened(context: Context, tensors: Sequence[FloatArray], rows: int, source: 
     for tensor in tensors:
         more = context.buffers.empty((rows, heads, source, head_dim))
         more[:had, :, :src] = tensor
-        more[had:], more[:had, :, src:] = (
-            0.0,
-            0.0,
-        )  # read with a weight of 0 where there are no kernels, and 0 * NaN is NaN
+        # Without kernels the graph reads them with a weight of 0, and 0 * NaN is NaN.
+        more[had:] = 0.0
+        more[:had, :, src:] = 0.0
         found.append(more)
     return found
 

@@ -24,13 +24,13 @@ from tfexport.serving.catalog import Catalog
 from tfexport.serving.http.bodies import ClientGoneError, check_values, read_body, run_while_there
 from tfexport.serving.http.clients import network_of
 from tfexport.serving.http.large_requests import LARGE, LargeRequests
+from tfexport.serving.http.methods import SAFE_METHODS
 from tfexport.serving.options import ServerOptions
 from tfexport.serving.problems import Problem
 from tfexport.serving.record import current_record
 from tfexport.serving.state import State
 from tfexport.serving.telemetry.metrics import Metrics
 
-LOOKS = ("GET", "HEAD", "OPTIONS")
 BODIES = 64
 """The largest bodies that the server holds at once. Smaller bodies are as many as have the same size."""
 WITH_KEY = ("/metrics",)
@@ -122,7 +122,7 @@ class Limits:
             return
         headers = Headers(scope=scope)
         client = self._refusals.client(headers, scope["client"][0] if scope.get("client") else "")
-        if scope["method"] in LOOKS:
+        if scope["method"] in SAFE_METHODS:
             await self._taken(scope, receive, send, client)
             return
         size = _size_of(headers, self._options.max_body)
@@ -150,7 +150,7 @@ class Limits:
 
     async def _taken(self, scope: Scope, receive: Receive, send: Send, client: str) -> None:
         most, seconds = self._options.max_body, self._options.receive_timeout
-        if scope["method"] in LOOKS:
+        if scope["method"] in SAFE_METHODS:
             most = min(most, LARGE)  # they are not counted, and need no body
         async with AsyncExitStack() as turns:
             try:
@@ -178,7 +178,7 @@ class Limits:
         Raises:
             HTTPException: the request is not allowed.
         """
-        looks, headers = scope["method"] in LOOKS, Headers(scope=scope)
+        looks, headers = scope["method"] in SAFE_METHODS, Headers(scope=scope)
         check_host(headers, self._options.allowed_hosts or (ANY,), scope["http_version"])
         if not looks:
             check_origin(headers, origins_of(self._options))
@@ -198,7 +198,7 @@ class Limits:
         Raises:
             HTTPException: the body is not allowed.
         """
-        needs_key = self._keys is not None and name is None and scope["method"] not in LOOKS
+        needs_key = self._keys is not None and name is None and scope["method"] not in SAFE_METHODS
         checking = self._key_of_body(scope, body, needs_key=needs_key)
         in_body = await (self._large.run(checking) if len(body) >= LARGE else checking)
         if needs_key:

@@ -22,6 +22,7 @@ from uvicorn.protocols.utils import get_remote_addr
 
 from tfexport.errors import QueueFullError
 from tfexport.serving.http.clients import network_of
+from tfexport.serving.http.methods import SAFE_METHODS
 from tfexport.serving.options import ServerOptions
 from tfexport.serving.problems import Problem
 from tfexport.serving.telemetry.metrics import Metrics
@@ -50,7 +51,6 @@ KEEP_ALIVE = 75
 """Seconds that an idle connection stays open. This is longer than the 60 seconds of proxies. Otherwise a proxy may send a
 request into a connection that is being closed."""
 
-LOOKS = (b"GET", b"HEAD", b"OPTIONS")
 LARGE_HEADERS = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _FRAMING = (b"content-length", b"transfer-encoding", b"connection")
@@ -272,7 +272,8 @@ class Connection(HttpToolsProtocol):
 
     def _is_short(self) -> bool:
         """Whether the connection can reject this request without the application: it is short, and no other is running."""
-        if self._is_answering or self.expect_100_continue or self.parser.get_method() in LOOKS or self._options.cors:
+        is_safe = self.parser.get_method().decode("ascii", "replace") in SAFE_METHODS
+        if self._is_answering or self.expect_100_continue or is_safe or self._options.cors:
             return False
         length = dict(self.headers).get(b"content-length", b"")
         return length.isdigit() and int(length) <= SHORT_BODY
