@@ -24,8 +24,8 @@ from tfexport.runtimes.base import Argmax, Best, FloatArray, IntArray, Runtime, 
 from tfexport.scheduling.groups import Group, asks_of, failed, grouped, pieces
 from tfexport.scheduling.sentences import Event, Sentence
 from tfexport.search.search import pad, search_batch
+from tfexport.search.search_batch import SearchBatch, rows_to_keep
 from tfexport.search.source_batch import encode
-from tfexport.search.steps import SearchBatch, rows_to_keep
 from tfexport.search.token_rules import uses_argmax
 
 COMPACT_BELOW = 0.9

@@ -11,8 +11,8 @@ import numpy as np
 from tfexport.errors import TfexportError, UnavailableError
 from tfexport.runtimes.base import IntArray, Runtime
 from tfexport.scheduling.sentences import Decided, Event, Failed, Finished, Sentence
+from tfexport.search.search_batch import SearchBatch
 from tfexport.search.source_batch import length_limits
-from tfexport.search.steps import SearchBatch
 from tfexport.search.token_rules import ends_at_limit
 
 LIKE_LENGTH = 0.75

@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.runtimes.base import Ahead, Best, Continuations, FloatArray, IntArray, StepOutput, StepRequest
-from tfexport.search.ahead import SearchAhead
 from tfexport.search.attention_trace import AttentionTrace, coverage
 from tfexport.search.backpointers import Backpointers, Endings, Paths
 from tfexport.search.finished import Ends, FinishedHypotheses, begins_run
 from tfexport.search.hypothesis import Hypothesis
+from tfexport.search.multi_step import SearchAhead
 from tfexport.search.options import SearchOptions
-from tfexport.search.steps import NO_SENTENCES, Begin, TellAttention, is_end, no_token_error, rows_to_keep
+from tfexport.search.search_batch import NO_SENTENCES, Begin, TellAttention, is_end, no_token_error, rows_to_keep
 from tfexport.search.token_rules import LogProbs, TokenRules, require_numbers
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tfexport.runtimes.base import Continuations, IntArray
 from tfexport.search.backpointers import Endings
 from tfexport.search.options import SearchOptions, length_divisor
-from tfexport.search.steps import ALL_SENTENCES
+from tfexport.search.search_batch import ALL_SENTENCES
 
 Scores = NDArray[np.float64]
 Flags = NDArray[np.bool_]

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.runtimes.base import Ahead, Continuations, IntArray, StepOutput, StepRequest
-from tfexport.search.ahead import SearchAhead
 from tfexport.search.attention_trace import AttentionTrace
 from tfexport.search.hypothesis import Hypothesis
+from tfexport.search.multi_step import SearchAhead
 from tfexport.search.options import SearchOptions
-from tfexport.search.steps import (
+from tfexport.search.search_batch import (
     ALL_SENTENCES,
     NO_SENTENCES,
     Begin,

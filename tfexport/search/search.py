@@ -12,16 +12,16 @@ import numpy as np
 
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Runtime
-from tfexport.search.ahead import SearchAhead
 from tfexport.search.alternatives import Alternatives
 from tfexport.search.attention_trace import AttentionTrace
 from tfexport.search.beam import BeamBatch
 from tfexport.search.constraints.beam import ConstrainedBeamBatch
 from tfexport.search.greedy import COMPACT_BELOW, GreedyBatch
 from tfexport.search.hypothesis import Hypothesis, Source
+from tfexport.search.multi_step import SearchAhead
 from tfexport.search.options import SearchOptions
+from tfexport.search.search_batch import SearchBatch, Steps, steps_of
 from tfexport.search.source_batch import as_sources, encode, length_limits, pad
-from tfexport.search.steps import SearchBatch, Steps, steps_of
 from tfexport.search.token_rules import TokenRules
 
 __all__ = ["Hypothesis", "SearchOptions", "Source", "pad", "search", "search_batch", "search_steps"]

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.support.fakes import tiny_config
 from makers.paths import ROOT
+from tests.support.fakes import tiny_config
 from tfexport.contract import PRECISIONS, QUANTIZED
 from tfexport.dialects import DIALECTS, runtime_dialects
 from tfexport.graph_contract import graphs_of

@@ -17,8 +17,8 @@ from tfexport.scheduling.batch import batch_for
 from tfexport.scheduling.sentences import Finished, Sentence
 from tfexport.search.options import SearchOptions
 from tfexport.search.search import Hypothesis, search, search_batch, search_steps
+from tfexport.search.search_batch import SearchBatch
 from tfexport.search.source_batch import as_sources, encode
-from tfexport.search.steps import SearchBatch
 
 CONFIG = tiny_config(tgt_vocab_size=12, max_target_length=30)
 SOURCES = [[5, 6], [7], [3, 4, 5], [9, 9], [8]]

@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.fakes import ScriptedRuntime, constant_model, tiny_config
 from tfexport.runtimes.base import AHEAD, Capabilities
-from tfexport.search import ahead
-from tfexport.search.ahead import SearchAhead, obstacle
+from tfexport.search import multi_step
+from tfexport.search.multi_step import SearchAhead, obstacle
 from tfexport.search.options import SearchOptions
 from tfexport.search.source_batch import as_sources
 from tfexport.search.token_rules import TokenRules
@@ -45,7 +45,7 @@ def requested(searcher: SearchAhead, length: int) -> Any:
 def test_what_keeps_a_search_on_the_host_is_named_once(
     options: SearchOptions, reason: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ahead, "_noted", set())
+    monkeypatch.setattr(multi_step, "_noted", set())
     assert obstacle(options) == reason
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
