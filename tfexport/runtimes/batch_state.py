@@ -1,4 +1,4 @@
-"""What a batch in fixed buffers does however its rows keep their caches: steps, one by one or several in one launch."""
+"""The base class of batches in fixed buffers: it runs steps, one by one or several in one launch."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tfexport.runtimes.base import Ahead, Best, Continuations, FloatArray, IntAr
 from tfexport.runtimes.device import DeviceTensor, Mirror
 from tfexport.runtimes.device_pool import Mirrored, Region
 from tfexport.runtimes.launches import BeamLaunch, GreedyLaunch
-from tfexport.runtimes.slots import Slots
+from tfexport.runtimes.live_rows import LiveRows
 from tfexport.runtimes.sources import Sources
 from tfexport.runtimes.workspace import locked
 
 
 class BatchState:
-    """A batch during decoding; `slots` are the places of its live sentences in the buffers.
+    """A batch during decoding; `live` says which rows of the buffers its live sentences have.
 
     A subclass makes the buffers of a step, `_io`, and the cache, and says how a step and a launch run.
     """
@@ -26,27 +26,27 @@ class BatchState:
     _io: Region
     _cache: Region
 
-    def __init__(self, sources: Sources, slots: Slots, filled: int):
-        self._sources, self._workspace, self._slots = sources, sources.workspace, slots
+    def __init__(self, sources: Sources, live: LiveRows, filled: int):
+        self._sources, self._workspace, self._live = sources, sources.workspace, live
         self.lock = self._workspace.lock
-        self._batch, self._beam, self._filled = sources.batch, slots.beam, filled
+        self._batch, self._beam, self._filled = sources.batch, live.beam, filled
         self._begun: GreedyLaunch | BeamLaunch | None = None
-        """Of the next `search_ahead`."""
+        """The launch of the next `search_ahead`, if it has begun."""
 
     @property
     def rows(self) -> int:
-        return len(self._slots.rows)
+        return len(self._live.rows)
 
     @property
     @locked
     def cross(self) -> list[FloatArray]:
-        return self._sources.read(self._slots.places)
+        return self._sources.read(self._live.places)
 
     @locked
     def step(self, tokens: IntArray) -> FloatArray:
         """Logits [rows, vocab] after `tokens` [rows]."""
         self._run(tokens, self._logits)
-        logits: FloatArray = self._logits.array[self._slots.rows]  # a copy: the next step overwrites the mirror
+        logits: FloatArray = self._logits.array[self._live.rows]  # a copy: the next step overwrites the mirror
         return logits
 
     @locked
@@ -55,14 +55,14 @@ class BatchState:
         if min(count, self._workspace.config.tgt_vocab_size) > BEST:
             return best_from_logits(self.step(tokens), count)
         self._run(tokens, self._best)
-        return Best(*(self._best[name][self._slots.rows][:, :count] for name in self._best.names))
+        return Best(*(self._best[name][self._live.rows][:, :count] for name in self._best.names))
 
     @locked
     def search_ahead(self, request: Ahead) -> Continuations:
         """The best continuations of each sentence in each of the next steps."""
         launch = self._begun or self._begin(request)
         self._begun = None
-        found = launch.found(self._slots)
+        found = launch.found(self._live)
         self._filled += len(found.tokens)
         return found
 

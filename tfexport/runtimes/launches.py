@@ -22,7 +22,7 @@ from tfexport.contract import ALIGNMENT, BEST, ITEM_SIZES
 from tfexport.runtimes.base import AHEAD, Ahead, Continuations
 from tfexport.runtimes.device import ATTEMPTS, Call, DeviceTensor
 from tfexport.runtimes.device_pool import Lane, Mirrored
-from tfexport.runtimes.slots import Slots
+from tfexport.runtimes.live_rows import LiveRows
 from tfexport.runtimes.workspace import Executable, SearchGraphs, Workspace
 
 STEPS = np.arange(AHEAD)[:, None]
@@ -224,12 +224,12 @@ class GreedyLaunch(_Launch):
         outputs = {name: at_step(self._log[name], step, (self._rows, 1)) for name in ("next.tokens", "next.log_probs")}
         return self._graphs.greedy_search, outputs
 
-    def begin(self, request: Ahead, filled: int, live: Slots) -> None:
+    def begin(self, request: Ahead, filled: int, live: LiveRows) -> None:
         """Enqueue the steps after `filled` tokens of the sentences in the places `live`."""
         self.recording.given["tokens"][live.row_index] = request.tokens
         self._enqueue(request, filled)
 
-    def found(self, live: Slots) -> Continuations:
+    def found(self, live: LiveRows) -> Continuations:
         """Wait for the steps; the best token of each of `live` in each of them."""
         self._device.synchronize()
         tokens, log_probs = (view[:, live.row_index, None].copy() for view in self._views)
@@ -306,7 +306,7 @@ class BeamLaunch(_Launch):
             "next.mask": self._masks[(step + 1) % 2],
         }
 
-    def begin(self, request: Ahead, filled: int, live: Slots) -> None:
+    def begin(self, request: Ahead, filled: int, live: LiveRows) -> None:
         """Enqueue the steps after `filled` tokens of the hypotheses of the sentences in the places `live`."""
         given = self.recording.given
         assert request.log_probs is not None
@@ -317,7 +317,7 @@ class BeamLaunch(_Launch):
         self._own[:] = slots + self._next
         self._enqueue(request, filled)
 
-    def found(self, live: Slots) -> Continuations:
+    def found(self, live: LiveRows) -> Continuations:
         """Wait for the steps; the best continuations of the sentences in the places `live` in each of them."""
         self._device.synchronize()
         # Copies: the next launch overwrites the log.

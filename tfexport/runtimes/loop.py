@@ -33,9 +33,9 @@ from tfexport.runtimes.base import (
     FloatArray,
     IntArray,
 )
+from tfexport.runtimes.live_rows import LiveRows
 from tfexport.runtimes.row_state import RowState
 from tfexport.runtimes.shared_cache_state import SharedCacheState
-from tfexport.runtimes.slots import Slots
 from tfexport.runtimes.sources import Sources
 from tfexport.runtimes.workspace import Graphs, Workspace
 
@@ -74,10 +74,10 @@ class LoopRuntime(BaseRuntime):
             if attention:
                 self._graphs.step(self._graphs.buckets.cache_for(1), attention=True)  # raises if there is none
             sources = Sources.encode(self._workspace, src_ids, src_len, beam)
-            slots = Slots.first(len(src_len), beam)
+            live = LiveRows.first(len(src_len), beam)
             if beam > 1 and self._graphs.has_beam_step and not attention:
-                return SharedCacheState(sources, slots)
-            return RowState(sources, slots, attention=attention)
+                return SharedCacheState(sources, live)
+            return RowState(sources, live, attention=attention)
 
     def step(self, state: State, tokens: IntArray) -> tuple[FloatArray, State]:
         return state.step(tokens), state

@@ -22,7 +22,7 @@ from tfexport.models.layers import KeyValue, best_tokens, write_in_place
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.base import Best, FloatArray, IntArray, best_from_logits
 from tfexport.runtimes.buckets import Buckets
-from tfexport.runtimes.slots import Slots, fill_sources
+from tfexport.runtimes.live_rows import LiveRows, fill_sources
 
 CACHE = tuple(32 * 2**power for power in range(10))
 BATCH = tuple(2**power for power in range(15))
@@ -186,7 +186,7 @@ class StaticDecoder:
             buffer.copy_(torch.from_numpy(array))
         self.encode_into(self.model, *sources.tensors[:2], sources.pairs(2))
         cache = self.take_cache(batch * beam, self.buckets.cache_for(1))
-        return StaticState(self, Slots.first(sentences, beam), length, sources, cache)
+        return StaticState(self, LiveRows.first(sentences, beam), length, sources, cache)
 
     def take_sources(self, batch: int, src: int) -> Lease:
         """Source ids, their lengths, then cross keys and values."""
@@ -219,7 +219,7 @@ class StaticState:
     def __init__(
         self,
         decoder: StaticDecoder,
-        slots: Slots,
+        slots: LiveRows,
         src: int,
         sources: Lease,
         cache: Lease,
@@ -301,7 +301,7 @@ class StaticState:
         self._decoder.gather(spare.tensors, self._cache.tensors, self._index)
         self._cache, self._spare = spare, self._cache
 
-    def _smaller(self, batch: int, slots: Slots, parents: IntArray) -> StaticState:
+    def _smaller(self, batch: int, slots: LiveRows, parents: IntArray) -> StaticState:
         """This state in buffers for `batch` sentences."""
         decoder = self._decoder
         sentences, rows = slots.compact(parents, batch)
@@ -309,7 +309,7 @@ class StaticState:
         cache = decoder.take_cache(len(rows), self._cache.tensors[0].shape[2])
         gather(sources.tensors, self._sources.tensors, torch.from_numpy(sentences).to(decoder.device))
         gather(cache.tensors, self._cache.tensors, torch.from_numpy(rows).to(decoder.device))
-        live = Slots.first(len(slots), slots.beam)
+        live = LiveRows.first(len(slots), slots.beam)
         return StaticState(decoder, live, self._src, sources, cache, self._filled)
 
     def _grow(self) -> None:

@@ -8,7 +8,7 @@ from tfexport.runtimes.batch_state import BatchState
 from tfexport.runtimes.device import Call, DeviceTensor, Mirror
 from tfexport.runtimes.device_pool import Mirrored, Region
 from tfexport.runtimes.launches import GreedyLaunch, slots_needed, tokens_needed
-from tfexport.runtimes.slots import Slots
+from tfexport.runtimes.live_rows import LiveRows
 from tfexport.runtimes.sources import Sources
 from tfexport.runtimes.workspace import locked
 
@@ -19,9 +19,9 @@ class RowState(BatchState):
     _given_names = ("tokens", "position", "index")
 
     def __init__(
-        self, sources: Sources, slots: Slots, cache: Region | None = None, filled: int = 0, *, attention: bool = False
+        self, sources: Sources, live: LiveRows, cache: Region | None = None, filled: int = 0, *, attention: bool = False
     ):
-        super().__init__(sources, slots, filled)
+        super().__init__(sources, live, filled)
         self._reorder: IntArray | None = None
         """The rows that the rows of the next step continue, where the cache has them in another order."""
         config, graphs = self._workspace.config, self._workspace.graphs
@@ -50,7 +50,7 @@ class RowState(BatchState):
     @locked
     def attention(self) -> FloatArray:
         assert self._attention is not None, "encode was called without attention=True"
-        return self._attention.array[:, self._slots.rows, :, : self._sources.length]
+        return self._attention.array[:, self._live.rows, :, : self._sources.length]
 
     def _begin(self, request: Ahead) -> GreedyLaunch:
         assert self._beam == 1, "the rows of a beam would have to be gathered"
@@ -64,12 +64,12 @@ class RowState(BatchState):
 
         buffers = *self._sources.key, self._cache.key, self._io.key
         launch = workspace.made((GreedyLaunch, id(step), found, buffers), made)
-        launch.begin(request, self._filled, self._slots)
+        launch.begin(request, self._filled, self._live)
         return launch
 
     def _run(self, tokens: IntArray, results: Mirror | Mirrored) -> None:
         assert self._begun is None, "several steps are under way"
-        self._given["tokens"][self._slots.rows] = tokens
+        self._given["tokens"][self._live.rows] = tokens
         self._given["position"][:] = self._filled
         if self._reorder is not None:
             self._given["index"][:] = self._reorder
@@ -103,21 +103,21 @@ class RowState(BatchState):
 
     @locked
     def select(self, rows: IntArray) -> RowState:
-        slots, parents = self._slots.select(rows)
-        batch = self._workspace.graphs.buckets.batch_after(self._batch, len(slots), self._beam)
+        live, parents = self._live.select(rows)
+        batch = self._workspace.graphs.buckets.batch_after(self._batch, len(live), self._beam)
         if batch < self._batch:
-            return self._smaller(batch, slots, parents)
-        self._slots = slots
-        index = slots.reorder(parents, self._batch)
+            return self._smaller(batch, live, parents)
+        self._live = live
+        index = live.reorder(parents, self._batch)
         if index is not None:
             self._reorder = index if self._reorder is None else self._reorder[index]
         return self
 
-    def _smaller(self, batch: int, slots: Slots, parents: IntArray) -> RowState:
+    def _smaller(self, batch: int, live: LiveRows, parents: IntArray) -> RowState:
         """This state in buffers for `batch` sentences."""
         assert self._begun is None, "several steps are under way"
         workspace, lane = self._workspace, self._sources.lane
-        sentences, rows = slots.compact(parents, batch)
+        sentences, rows = live.compact(parents, batch)
         index = workspace.region(lane, "smaller", sentences=((batch,), "int64"), rows=((len(rows),), "int64"))
         given = workspace.mirrored(index, "sentences", "rows")
         given["sentences"][:] = sentences
@@ -126,8 +126,8 @@ class RowState(BatchState):
         sources = self._sources.gathered(sentences, index["sentences"])
         cache = workspace.gather(lane, "cache", self._cache, index["rows"])
         workspace.graphs.device.synchronize()
-        live = Slots.first(len(slots), self._beam)
-        return RowState(sources, live, cache, self._filled, attention=self._attention is not None)
+        first = LiveRows.first(len(live), self._beam)
+        return RowState(sources, first, cache, self._filled, attention=self._attention is not None)
 
     def _empty_cache(self, size: int) -> Region:
         return self._workspace.empty_cache(self._sources.lane, self._batch * self._beam, size)

@@ -21,7 +21,7 @@ from tfexport.runtimes.batch_state import BatchState
 from tfexport.runtimes.device import DeviceTensor, Mirror
 from tfexport.runtimes.device_pool import Mirrored, Region
 from tfexport.runtimes.launches import BeamLaunch, slots_needed, tokens_needed
-from tfexport.runtimes.slots import Slots
+from tfexport.runtimes.live_rows import LiveRows
 from tfexport.runtimes.sources import Sources
 from tfexport.runtimes.workspace import locked
 
@@ -38,12 +38,12 @@ class SharedCacheState(BatchState):
     def __init__(
         self,
         sources: Sources,
-        slots: Slots,
+        live: LiveRows,
         cache: Region | None = None,
         mask: NDArray[np.bool_] | None = None,
         filled: int = 0,
     ):
-        super().__init__(sources, slots, filled)
+        super().__init__(sources, live, filled)
         config, graphs = self._workspace.config, self._workspace.graphs
         rows, grid = self._batch * self._beam, (self._batch, self._beam)
         steps = graphs.buckets.first_cache(sources.padded)
@@ -87,7 +87,7 @@ class SharedCacheState(BatchState):
         if (self._filled + 1) * self._beam > self._cache["all"].shape[-2]:
             self._grow(self._filled + 1)
         self._read_mask()
-        self._given["tokens"].reshape(-1)[self._slots.rows] = tokens
+        self._given["tokens"].reshape(-1)[self._live.rows] = tokens
         self._given["position"][:] = self._filled
         self._given["slot"][:] = self._filled * self._beam
         self._given.push()
@@ -118,7 +118,7 @@ class SharedCacheState(BatchState):
         if self._is_on_host:
             self._mask.push()
             self._is_on_host = False
-        launch.begin(request, self._filled, self._slots)
+        launch.begin(request, self._filled, self._live)
         return launch
 
     def _read_mask(self) -> NDArray[np.bool_]:
@@ -132,13 +132,13 @@ class SharedCacheState(BatchState):
 
     @locked
     def select(self, rows: IntArray) -> SharedCacheState:
-        slots, parents = self._slots.select(rows)
-        batch = self._workspace.graphs.buckets.batch_after(self._batch, len(slots), self._beam)
+        live, parents = self._live.select(rows)
+        batch = self._workspace.graphs.buckets.batch_after(self._batch, len(live), self._beam)
         if batch < self._batch:
-            return self._smaller(batch, slots, parents)
-        self._slots = slots
-        if (parents.ravel() != slots.rows).any():
-            self._move_rows(slots.rows, parents.ravel())
+            return self._smaller(batch, live, parents)
+        self._live = live
+        if (parents.ravel() != live.rows).any():
+            self._move_rows(live.rows, parents.ravel())
         return self
 
     def _move_rows(self, rows: IntArray, parents: IntArray) -> None:
@@ -149,12 +149,12 @@ class SharedCacheState(BatchState):
         mask[:, own : own + self._beam] = False
         self._see_own()
 
-    def _smaller(self, batch: int, slots: Slots, parents: IntArray) -> SharedCacheState:
+    def _smaller(self, batch: int, live: LiveRows, parents: IntArray) -> SharedCacheState:
         """This state in buffers for `batch` sentences."""
-        if (parents.ravel() != slots.rows).any():
-            self._move_rows(slots.rows, parents.ravel())
+        if (parents.ravel() != live.rows).any():
+            self._move_rows(live.rows, parents.ravel())
         workspace, lane = self._workspace, self._sources.lane
-        sentences, _ = slots.compact(parents, batch)
+        sentences, _ = live.compact(parents, batch)
         mask = self._read_mask()[sentences]
         index = workspace.region(lane, "smaller", sentences=((batch,), "int64"))
         given = workspace.mirrored(index, "sentences")
@@ -163,7 +163,7 @@ class SharedCacheState(BatchState):
         sources = self._sources.gathered(sentences, index["sentences"])
         cache = workspace.gather(lane, "cache", self._cache, index["sentences"])
         workspace.graphs.device.synchronize()
-        return SharedCacheState(sources, Slots.first(len(slots), self._beam), cache, mask, self._filled)
+        return SharedCacheState(sources, LiveRows.first(len(live), self._beam), cache, mask, self._filled)
 
     def _empty_cache(self, steps: int) -> Region:
         """Each step takes a slot for each hypothesis."""

@@ -7,7 +7,7 @@ from typing import Any
 from tfexport.runtimes.base import FloatArray, IntArray
 from tfexport.runtimes.device import Call, DeviceTensor, to_float32
 from tfexport.runtimes.device_pool import Lane, Mirrored, Region
-from tfexport.runtimes.slots import fill_sources
+from tfexport.runtimes.live_rows import fill_sources
 from tfexport.runtimes.workspace import Workspace
 
 

@@ -18,10 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.runtimes.base import Best, FloatArray, IntArray, StepOutput, StepRequest
-from tfexport.runtimes.ort_cpu.bound_graphs import BatchShortlist, StepGraph, outputs_of, requested, widest
-from tfexport.runtimes.ort_cpu.context import Context
-from tfexport.runtimes.ort_cpu.places import (
-    Ages,
+from tfexport.runtimes.ort_cpu.batch_buffers import (
+    Positions,
     first_rows,
     require_position,
     take_in_place,
@@ -29,6 +27,8 @@ from tfexport.runtimes.ort_cpu.places import (
     with_rows,
     write_rows,
 )
+from tfexport.runtimes.ort_cpu.bound_graphs import BatchShortlist, StepGraph, outputs_of, requested, widest
+from tfexport.runtimes.ort_cpu.context import Context
 
 COMPACT_BELOW = 0.75
 """The part of the sentences that are live at which a beam search removes the others from its buffers. It costs a copy."""
@@ -52,7 +52,7 @@ class BeamState:
     ):
         self._context, self._beam, self._attention, self._shortlist = context, beam, attention, shortlist
         layout, batch = context.layout, len(src_len)
-        self._ages = Ages.first(batch, layout.room)
+        self._positions = Positions.first(batch, layout.room)
         self._hypotheses = np.arange(beam)
         size = layout.slots(layout.room * beam)
         mask, slot = np.zeros((batch, 1, beam, size), dtype=bool), np.zeros(batch, dtype=np.int64)
@@ -125,9 +125,9 @@ class BeamState:
 
     def _run(self, tokens: IntArray, count: int, logits: bool = False) -> StepGraph:
         """Run a step; returns its graph, with the `count` best tokens, and with logits where they are wanted."""
-        ages = self._ages
-        require_position(self._context.config, ages.longest)
-        if ages.room_left == 0:
+        positions = self._positions
+        require_position(self._context.config, positions.longest)
+        if positions.room_left == 0:
             self._make_room()
         given = tokens.reshape(-1, self._beam)
         live, new = self._places[:, None], self._hypotheses
@@ -143,9 +143,9 @@ class BeamState:
             given = every
         if logits:
             step.enable_logits()
-        step.run(given[:, : self._width], ages.position[:, None], count)
-        self._slot += self._beam * ages.per_step
-        ages.advance()
+        step.run(given[:, : self._width], positions.position[:, None], count)
+        self._slot += self._beam * positions.per_step
+        positions.advance()
         return step
 
     def _one_row_is_enough(self, tokens: IntArray) -> bool:
@@ -154,7 +154,12 @@ class BeamState:
         Not for a single sentence: the graph that is bound for it would cost more than it saves, and products of a single row
         may have other last bits, where they are ONNX Runtime's.
         """
-        if self._ages.longest or len(self._places) == 1 or self._attention or not self._context.attention_is_by_row:
+        if (
+            self._positions.longest
+            or len(self._places) == 1
+            or self._attention
+            or not self._context.attention_is_by_row
+        ):
             return False
         return bool((tokens == tokens[:, :1]).all())
 
@@ -164,13 +169,13 @@ class BeamState:
         When this is done, and where the slots of a sentence lie then, depends on the step and the sentence alone: sums over
         slots in another order have other last bits.
         """
-        due = self._ages.due()  # [sentences]: all of them, where none began later
+        due = self._positions.due()  # [sentences]: all of them, where none began later
         seen = self._mask[due, 0].any(axis=1)  # [due, cache]
         count = seen.sum(axis=1)  # [due]
         most = int(count.max())
         # Where all slots are seen, as with a beam of one, room for a constant number of steps would mean too many copies.
         layout = self._context.layout
-        steps = np.maximum(layout.room, self._ages.position[due] // 8)
+        steps = np.maximum(layout.room, self._positions.position[due] // 8)
         size = layout.slots(int((count + steps * self._beam).max()))
         places, heads, slots, head_dim = self._cache[0].shape
         some_stay = len(due) < places
@@ -197,7 +202,7 @@ class BeamState:
         mask[due, 0, :, :most] = self._mask[due[:, None, None], 0, self._hypotheses[:, None], order[:, None]]
         self._bind_mask(mask)
         self._slot[due] = count
-        self._ages.give_room(due, steps)
+        self._positions.give_room(due, steps)
 
     def select(self, rows: IntArray) -> BeamState:
         seen, before = self._mask.reshape(-1, self._mask.shape[3]), self._buffer_rows()
@@ -222,7 +227,7 @@ class BeamState:
         take_in_place(self._cache, places)
         cross, cache = first_rows(self._cross, len(places)), first_rows(self._cache, len(places))
         self._shortlist = self._shortlist and self._shortlist.select(places)
-        self._ages = self._ages.select(places)
+        self._positions = self._positions.select(places)
         self._use_buffers(cross, self._src_len[places], cache, self._mask[places], self._slot[places])
 
     def put(self, places: IntArray, other: BeamState) -> None:
@@ -236,18 +241,18 @@ class BeamState:
             if rows > len(self._src_len):
                 cache = [self._context.cache_tensor(rows, slots, tensor) for tensor in cache]
             mask, slot = with_rows(self._mask, rows), with_rows(self._slot, rows)
-            self._ages = self._ages.with_places(rows)
+            self._positions = self._positions.with_places(rows)
             self._use_buffers(cross, with_rows(self._src_len, rows), cache, mask, slot)
         if not self._context.attention_is_by_row:  # what nobody sees is read with a weight of 0, and 0 * NaN is NaN
             for tensor in self._cache:
                 tensor[places] = self._context.layout.fill
         write_rows(self._cross, places, other.cross)
         self._src_len[places], self._mask[places], self._slot[places] = other.source_lengths, False, 0
-        self._ages.begin(places, self._context.layout.room)
+        self._positions.begin(places, self._context.layout.room)
 
     def idle(self, places: IntArray) -> None:
         self._mask[places], self._slot[places] = False, 0
-        self._ages.idle(places)
+        self._positions.idle(places)
 
     @property
     def source_room(self) -> int:

@@ -11,6 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.runtimes.base import Argmax, ArgmaxRequest, Best, FloatArray, IntArray, StepOutput, StepRequest
+from tfexport.runtimes.ort_cpu.batch_buffers import (
+    first_rows,
+    require_position,
+    room_for,
+    take_in_place,
+    widened,
+    with_rows,
+    write_rows,
+)
 from tfexport.runtimes.ort_cpu.bound_graphs import (
     BatchShortlist,
     GreedyStepGraph,
@@ -20,15 +29,6 @@ from tfexport.runtimes.ort_cpu.bound_graphs import (
     widest,
 )
 from tfexport.runtimes.ort_cpu.context import Context
-from tfexport.runtimes.ort_cpu.places import (
-    first_rows,
-    require_position,
-    room_for,
-    take_in_place,
-    widened,
-    with_rows,
-    write_rows,
-)
 
 
 class GreedyState:

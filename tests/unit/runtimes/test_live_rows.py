@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tfexport.runtimes.base import IntArray
-from tfexport.runtimes.slots import Slots, fill_sources
+from tfexport.runtimes.live_rows import LiveRows, fill_sources
 
 BATCH = 5
 
@@ -19,30 +19,30 @@ def buffer(beam: int) -> IntArray:
 @pytest.mark.parametrize("beam", [1, 3])
 def test_rows_continue_their_parents_in_place_and_in_smaller_buffers(beam: int) -> None:
     random = np.random.default_rng(beam)
-    slots, rows = Slots.first(BATCH, beam), buffer(beam)
-    searched = list(rows[slots.rows])  # what a search without buffers would hold
+    live, rows = LiveRows.first(BATCH, beam), buffer(beam)
+    searched = list(rows[live.rows])  # what a search without buffers would hold
     for kept in ([0, 1, 2, 3, 4], [3, 0, 2, 4], [2, 0, 1], [1, 0]):
         selected = np.concatenate([beam * sentence + random.integers(0, beam, beam) for sentence in kept])
         searched = [searched[row] for row in selected]
-        slots, parents = slots.select(selected)
-        assert len(slots) == len(kept)
-        sentences, moved = slots.compact(parents, BATCH)
+        live, parents = live.select(selected)
+        assert len(live) == len(kept)
+        sentences, moved = live.compact(parents, BATCH)
         smaller = rows[moved]
         assert list(smaller[: len(searched)]) == searched
         assert list(sentences[len(kept) :]) == [sentences[0]] * (BATCH - len(kept))
-        index = slots.reorder(parents, BATCH)
+        index = live.reorder(parents, BATCH)
         rows = rows if index is None else rows[index]
-        assert list(rows[slots.rows]) == searched
+        assert list(rows[live.rows]) == searched
 
 
 def test_rows_that_all_continue_themselves_move_nothing() -> None:
-    slots, parents = Slots.first(BATCH, 2).select(np.arange(2 * BATCH))
-    assert slots.reorder(parents, BATCH) is None
-    slots, parents = slots.select(np.arange(4, 8))  # the third and the fourth sentence, where they are
-    assert list(slots.places) == [2, 3]
-    assert list(slots.rows) == [4, 5, 6, 7]
-    assert slots.reorder(parents, BATCH) is None
-    assert [list(one) for one in slots.compact(parents, 3)] == [[2, 3, 2], [4, 5, 6, 7, 4, 5]]
+    live, parents = LiveRows.first(BATCH, 2).select(np.arange(2 * BATCH))
+    assert live.reorder(parents, BATCH) is None
+    live, parents = live.select(np.arange(4, 8))  # the third and the fourth sentence, where they are
+    assert list(live.places) == [2, 3]
+    assert list(live.rows) == [4, 5, 6, 7]
+    assert live.reorder(parents, BATCH) is None
+    assert [list(one) for one in live.compact(parents, 3)] == [[2, 3, 2], [4, 5, 6, 7, 4, 5]]
 
 
 def test_empty_places_hold_a_sentence_of_one_pad() -> None:

@@ -1,4 +1,4 @@
-"""Which places of a batch's buffers its live sentences have: index arithmetic of runtimes with fixed buffers.
+"""The rows of a batch's buffers that hold live sentences: index arithmetic of runtimes with fixed buffers.
 
 A search has rows b * beam + k, without gaps. Buffers keep the size that they were allocated with: a sentence that is done
 leaves its place empty until the batch moves to smaller buffers.
@@ -26,38 +26,39 @@ def fill_sources(ids: IntArray, lengths: IntArray, src_ids: IntArray, src_len: I
     lengths[:sentences] = src_len
 
 
-class Slots:
-    """The places of live sentences.
+class LiveRows:
+    """The places and rows of live sentences in buffers.
 
     Args:
-        places: [sentences], in the order of the search.
+        places: the place of each sentence, [sentences], in the order of the search.
+        beam: the number of rows of a sentence.
     """
 
     def __init__(self, places: IntArray, beam: int):
         self.places, self.beam = places, beam
         self.rows: IntArray = (places[:, None] * beam + np.arange(beam)).ravel()
-        """The row in the buffers of each row of the search."""
+        """The row in the buffers of each row of the search, [sentences * beam]."""
         is_first = bool((places == np.arange(len(places))).all())
         self.index: slice | IntArray = slice(0, len(places)) if is_first else places
         self.row_index: slice | IntArray = slice(0, len(self.rows)) if is_first else self.rows
-        """An index for the places, and one for the rows. A slice takes less time than an array of indices."""
+        """`index` selects the places, and `row_index` the rows. A slice takes less time than an array of indices."""
 
     @classmethod
-    def first(cls, sentences: int, beam: int) -> Slots:
-        """The slots of a batch whose sentences have the first places."""
+    def first(cls, sentences: int, beam: int) -> LiveRows:
+        """The rows of a batch whose sentences have the first places."""
         return cls(np.arange(sentences), beam)
 
     def __len__(self) -> int:
         return len(self.places)
 
-    def select(self, rows: IntArray) -> tuple[Slots, IntArray]:
-        """The slots of the sentences that `rows` keep (see `DecoderState.select`), and the rows that they continue.
+    def select(self, rows: IntArray) -> tuple[LiveRows, IntArray]:
+        """Keep the sentences of `rows`; see `DecoderState.select`.
 
         Returns:
-            The slots, and of each of their hypotheses the row in the buffers that it continues, [sentences, beam].
+            The rows of these sentences, and for each hypothesis the row in the buffers that it continues, [sentences, beam].
         """
         groups = rows.reshape(-1, self.beam)
-        kept = Slots(self.places[groups[:, 0] // self.beam], self.beam)
+        kept = LiveRows(self.places[groups[:, 0] // self.beam], self.beam)
         return kept, kept.places[:, None] * self.beam + groups % self.beam
 
     def reorder(self, parents: IntArray, batch: int) -> IntArray | None:
