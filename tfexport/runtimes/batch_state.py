@@ -18,10 +18,10 @@ from tfexport.runtimes.workspace import locked
 class BatchState:
     """A batch during decoding; `live` says which rows of the buffers its live sentences have.
 
-    A subclass makes the buffers of a step, `_io`, and the cache, and says how a step and a launch run.
+    A subclass allocates the buffers of a step, `_io`, and the cache, and implements `_run` and `_begin`.
     """
 
-    _given_names: ClassVar[tuple[str, ...]]
+    _input_names: ClassVar[tuple[str, ...]]
     """The tensors of `_io` that the host writes before each step. They lie one after the other."""
     _io: Region
     _cache: Region
@@ -59,25 +59,25 @@ class BatchState:
 
     @locked
     def search_ahead(self, request: Ahead) -> Continuations:
-        """The best continuations of each sentence in each of the next steps."""
+        """The best continuations of each sentence in each of the next `AHEAD` steps; see `Runtime.search_ahead`."""
         launch = self._begun or self._begin(request)
         self._begun = None
-        found = launch.found(self._live)
-        self._filled += len(found.tokens)
-        return found
+        continuations = launch.continuations(self._live)
+        self._filled += len(continuations.tokens)
+        return continuations
 
     @locked
     def begin_ahead(self, request: Ahead, sentences: int) -> None:
-        """Begin the next `search_ahead`, unless these buffers could be left before it."""
+        """Begin the next `search_ahead`, unless the batch may move to smaller buffers before it."""
         if self._workspace.graphs.buckets.batch_after(self._batch, sentences, self._beam) == self._batch:
             self._begun = self._begin(request)
 
     def _run(self, tokens: IntArray, results: Mirror | Mirrored) -> None:
-        """Make a step after `tokens` [rows], wait for it, and copy `results` to the host."""
+        """Run a step after `tokens` [rows], copy `results` to the host, and wait."""
         raise NotImplementedError
 
     def _begin(self, request: Ahead) -> GreedyLaunch | BeamLaunch:
-        """Begin a launch."""
+        """Enqueue the steps of `request`."""
         raise NotImplementedError
 
     def _inner_tensors(self) -> dict[str, DeviceTensor]:
@@ -86,10 +86,10 @@ class BatchState:
         return {**self._sources.tensors, **past, **present}
 
     @cached_property
-    def _given(self) -> Mirrored:
-        found = self._workspace.mirrored(self._io, *self._given_names)
-        found["tokens"][:] = self._workspace.config.bos_id  # read by empty places
-        return found
+    def _inputs(self) -> Mirrored:
+        inputs = self._workspace.mirrored(self._io, *self._input_names)
+        inputs["tokens"][:] = self._workspace.config.bos_id  # empty places read it
+        return inputs
 
     @cached_property
     def _best(self) -> Mirrored:
@@ -97,5 +97,5 @@ class BatchState:
 
     @cached_property
     def _logits(self) -> Mirror:
-        """Allocated at the first `step`: it may be large."""
+        """The logits of a step. The host array is allocated at the first `step`, because it may be large."""
         return self._workspace.mirror(self._io["logits"])

@@ -16,14 +16,14 @@ from tfexport.runtimes.workspace import locked
 class RowState(BatchState):
     """A batch during decoding, with a cache for each row."""
 
-    _given_names = ("tokens", "position", "index")
+    _input_names = ("tokens", "position", "index")
 
     def __init__(
         self, sources: Sources, live: LiveRows, cache: Region | None = None, filled: int = 0, *, attention: bool = False
     ):
         super().__init__(sources, live, filled)
         self._reorder: IntArray | None = None
-        """The rows that the rows of the next step continue, where the cache has them in another order."""
+        """The row of the cache that each row of the next step continues, [rows]; None if the cache is in order."""
         config, graphs = self._workspace.config, self._workspace.graphs
         places = self._batch * self._beam
         self._cache = cache or self._empty_cache(graphs.buckets.first_cache(sources.padded))
@@ -57,23 +57,23 @@ class RowState(BatchState):
         workspace = self._workspace
         if (slots := slots_needed(self._filled, workspace)) > self._cache["all"].shape[-2]:
             self._grow(slots)
-        found, step = tokens_needed(request, workspace), workspace.graphs.step(self._cache["all"].shape[-2])
+        top_k, step = tokens_needed(request, workspace), workspace.graphs.step(self._cache["all"].shape[-2])
 
         def made() -> GreedyLaunch:
-            return GreedyLaunch(workspace, self._sources.lane, step, self._step_tensors(), found)
+            return GreedyLaunch(workspace, self._sources.lane, step, self._step_tensors(), top_k)
 
         buffers = *self._sources.key, self._cache.key, self._io.key
-        launch = workspace.made((GreedyLaunch, id(step), found, buffers), made)
+        launch = workspace.made((GreedyLaunch, id(step), top_k, buffers), made)
         launch.begin(request, self._filled, self._live)
         return launch
 
     def _run(self, tokens: IntArray, results: Mirror | Mirrored) -> None:
         assert self._begun is None, "several steps are under way"
-        self._given["tokens"][self._live.rows] = tokens
-        self._given["position"][:] = self._filled
+        self._inputs["tokens"][self._live.rows] = tokens
+        self._inputs["position"][:] = self._filled
         if self._reorder is not None:
-            self._given["index"][:] = self._reorder
-        self._given.push()
+            self._inputs["index"][:] = self._reorder
+        self._inputs.push()
         if self._reorder is not None:
             self._cache, self._reorder = self._reordered(), None
         if self._filled == self._cache["all"].shape[-2]:
@@ -119,10 +119,10 @@ class RowState(BatchState):
         workspace, lane = self._workspace, self._sources.lane
         sentences, rows = live.compact(parents, batch)
         index = workspace.region(lane, "smaller", sentences=((batch,), "int64"), rows=((len(rows),), "int64"))
-        given = workspace.mirrored(index, "sentences", "rows")
-        given["sentences"][:] = sentences
-        given["rows"][:] = rows if self._reorder is None else self._reorder[rows]
-        given.push()
+        host_index = workspace.mirrored(index, "sentences", "rows")
+        host_index["sentences"][:] = sentences
+        host_index["rows"][:] = rows if self._reorder is None else self._reorder[rows]
+        host_index.push()
         sources = self._sources.gathered(sentences, index["sentences"])
         cache = workspace.gather(lane, "cache", self._cache, index["rows"])
         workspace.graphs.device.synchronize()
@@ -133,7 +133,7 @@ class RowState(BatchState):
         return self._workspace.empty_cache(self._sources.lane, self._batch * self._beam, size)
 
     def _grow(self, slots: int) -> None:
-        """Continue in a cache with as many `slots`, or more."""
+        """Continue in a cache with at least this number of `slots`."""
         cache = self._empty_cache(self._workspace.graphs.buckets.cache_for(slots))
         self._workspace.copy_slots(cache, self._cache, self._filled)
         self._cache = cache

@@ -33,7 +33,7 @@ class SharedCacheState(BatchState):
         mask: the slots that are the past of each row, [batch, 1, beam, cache]; None before the first step.
     """
 
-    _given_names = ("tokens", "position", "slot")
+    _input_names = ("tokens", "position", "slot")
 
     def __init__(
         self,
@@ -61,12 +61,12 @@ class SharedCacheState(BatchState):
         self._use_masks(mask)
 
     def _use_masks(self, mask: NDArray[np.bool_] | None) -> None:
-        """Two masks that take turns, for caches of the present size; the first is `mask`, with room for more slots."""
+        """Allocate two masks that take turns, for the present size of the cache. The first begins with `mask`."""
         shape = (self._batch, 1, self._beam, self._cache["all"].shape[-2])
         self._masks = self._workspace.region(self._sources.lane, "masks", mask=(shape, "bool"), other=(shape, "bool"))
         self._mask = self._workspace.mirror(self._masks["mask"])
         self._is_on_host = True
-        """Whether the host's mask is the newest; else the device's is."""
+        """Whether the newest mask is on the host; else it is on the device."""
         self._mask.array[:] = False
         if mask is not None:
             self._mask.array[..., : mask.shape[3]] = mask
@@ -81,16 +81,16 @@ class SharedCacheState(BatchState):
 
     @property
     def attention(self) -> FloatArray:
-        raise NotImplementedError("steps with a shared cache tell no attention")
+        raise NotImplementedError("steps with a shared cache return no attention")
 
     def _run(self, tokens: IntArray, results: Mirror | Mirrored) -> None:
         if (self._filled + 1) * self._beam > self._cache["all"].shape[-2]:
             self._grow(self._filled + 1)
         self._read_mask()
-        self._given["tokens"].reshape(-1)[self._live.rows] = tokens
-        self._given["position"][:] = self._filled
-        self._given["slot"][:] = self._filled * self._beam
-        self._given.push()
+        self._inputs["tokens"].reshape(-1)[self._live.rows] = tokens
+        self._inputs["position"][:] = self._filled
+        self._inputs["slot"][:] = self._filled * self._beam
+        self._inputs.push()
         self._mask.push()
         self._workspace.call(self._workspace.graphs.beam_step(), self._step_tensors())()
         results.pull()
@@ -106,15 +106,15 @@ class SharedCacheState(BatchState):
         workspace = self._workspace
         if (steps := slots_needed(self._filled, workspace)) * self._beam > self._cache["all"].shape[-2]:
             self._grow(steps)
-        sizes = tokens_needed(request, workspace), request.candidates
+        top_k, candidates = tokens_needed(request, workspace), request.candidates
         step = workspace.graphs.beam_step()
 
         def made() -> BeamLaunch:
-            given = workspace, self._sources.lane, step, self._step_tensors(), sizes[0]
-            return BeamLaunch(*given, other=self._masks["other"], candidates=sizes[1])
+            lane, tensors, other = self._sources.lane, self._step_tensors(), self._masks["other"]
+            return BeamLaunch(workspace, lane, step, tensors, top_k, other=other, candidates=candidates)
 
         buffers = *self._sources.key, self._cache.key, self._io.key, self._masks.key
-        launch = workspace.made((BeamLaunch, id(step), sizes, buffers), made)
+        launch = workspace.made((BeamLaunch, id(step), top_k, candidates, buffers), made)
         if self._is_on_host:
             self._mask.push()
             self._is_on_host = False
@@ -157,21 +157,21 @@ class SharedCacheState(BatchState):
         sentences, _ = live.compact(parents, batch)
         mask = self._read_mask()[sentences]
         index = workspace.region(lane, "smaller", sentences=((batch,), "int64"))
-        given = workspace.mirrored(index, "sentences")
-        given["sentences"][:] = sentences
-        given.push()
+        host_index = workspace.mirrored(index, "sentences")
+        host_index["sentences"][:] = sentences
+        host_index.push()
         sources = self._sources.gathered(sentences, index["sentences"])
         cache = workspace.gather(lane, "cache", self._cache, index["sentences"])
         workspace.graphs.device.synchronize()
         return SharedCacheState(sources, LiveRows.first(len(live), self._beam), cache, mask, self._filled)
 
     def _empty_cache(self, steps: int) -> Region:
-        """Each step takes a slot for each hypothesis."""
+        """A cache for `steps` steps. Each step takes a slot for each hypothesis."""
         flat = self._workspace.graphs.flat
         return self._workspace.empty_cache(self._sources.lane, self._batch, steps * self._beam, flat=flat)
 
     def _grow(self, steps: int) -> None:
-        """Continue in a cache for as many `steps`, or more."""
+        """Continue in a cache for at least this number of `steps`."""
         mask = self._read_mask().copy()
         cache = self._empty_cache(self._workspace.graphs.buckets.cache_for(steps))
         self._workspace.copy_slots(cache, self._cache, self._filled * self._beam)
