@@ -1,4 +1,4 @@
-"""Which runtimes can be used here. `python -m tfexport.runtimes.availability` prints JSON before and after each check.
+"""Checks which runtimes work here. `python -m tfexport.runtimes.availability` prints JSON before and after each check.
 
 A check imports the library of a runtime. A library that was built for another CPU or driver can end the process, so
 `tfexport version` makes the checks in another process. It names those to leave out.
@@ -15,7 +15,7 @@ from tfexport.errors import RuntimeUnavailable
 from tfexport.runtimes.known import RUNTIMES
 
 KERNELS = "kernels"
-"""In place of a runtime: the status of the kernels."""
+"""The name of the check of the kernels, which have no runtime."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class Availability:
 
     available: bool
     reason: str = ""
-    """Why not, and what to do."""
+    """The reason why not, and what to do; empty if it can be used."""
     libraries: dict[str, str] = field(default_factory=dict)
-    """What was imported for it, and the versions."""
+    """The versions of the imported libraries, by name."""
 
 
 def availability(runtime: str) -> Availability:
-    """Import what `runtime` needs, and look for the GPU if it needs one. No bundle is opened.
+    """Import the library of a runtime, and look for the GPU if it needs one. No bundle is opened.
 
     Args:
         runtime: one of `RUNTIMES`.
@@ -67,12 +67,12 @@ def _tensorrt(libraries: dict[str, str]) -> None:
     from tfexport.runtimes.tensorrt import installed_libraries
     from tfexport.system.gpu import find_gpu
 
-    found = installed_libraries()
-    if not found:
+    installed = installed_libraries()
+    if not installed:
         raise RuntimeUnavailable(
             "neither tensorrt nor tensorrt_rtx is installed: pip install 'tfexport[tensorrt-rtx]', or 'tfexport[tensorrt]'."
         )
-    libraries.update((name, library.__version__) for name, library in found.items())
+    libraries.update((name, library.__version__) for name, library in installed.items())
     find_gpu()
 
 
@@ -96,24 +96,24 @@ CHECKS = {
     "torch": _torch,
     "torch-cuda": _torch_cuda,
 }
-"""For each of `RUNTIMES`."""
+"""The check of each of `RUNTIMES`. It imports libraries, and adds their versions to its argument."""
 
 
 def kernels_status() -> dict[str, Any]:
-    """What `tfexport version --json` says of the kernels."""
+    """The status of the kernels as `tfexport version --json` prints it."""
     from tfexport import kernels
 
-    found = kernels.status()
+    status = kernels.status()
     return {
-        "state": found.state,
-        "built": found.path is not None,
-        "reason": found.reason,
-        "remedy": found.remedy,
+        "state": status.state,
+        "built": status.path is not None,
+        "reason": status.reason,
+        "remedy": status.remedy,
         "for_this_machine": kernels.supports_this_machine(),
         "instruction_sets": list(kernels.instruction_sets()),
         "matrix_products": kernels.has_products(),
         "library": kernels.digest(),
-        "build": dict(found.build),
+        "build": dict(status.build),
     }
 
 
@@ -121,8 +121,8 @@ def main() -> None:
     for name in (KERNELS, *CHECKS):
         if name not in sys.argv[1:]:
             print(json.dumps({"checking": name}), flush=True)
-            found = kernels_status() if name == KERNELS else asdict(availability(name))
-            print(json.dumps({"name": name, **found}), flush=True)
+            result = kernels_status() if name == KERNELS else asdict(availability(name))
+            print(json.dumps({"name": name, **result}), flush=True)
 
 
 if __name__ == "__main__":

@@ -64,49 +64,49 @@ class Continuations(NamedTuple):
     """Tokens that continue live hypotheses, best first. Each field is [sentences, count], or [steps, sentences, count]."""
 
     log_probs: NDArray[np.float64]
-    """Of the whole hypothesis, summed over its tokens; -inf where it does not exist. Without a beam, of the token. NaN where
-    a runtime that searches ahead met numbers that are not finite."""
+    """The log-probability of the whole hypothesis, summed over its tokens; without a beam, of the token alone. -inf for a
+    missing hypothesis. NaN where a runtime that searches ahead computed a number that is not finite."""
     parents: IntArray
     """The beam that each token continues."""
     tokens: IntArray
 
     def at(self, index: Any) -> Continuations:
-        """Those at an index of all three fields."""
+        """The continuations at an index of all three fields."""
         return Continuations(self.log_probs[index], self.parents[index], self.tokens[index])
 
 
 AHEAD = 8
-"""Steps that a runtime makes by itself where it searches ahead."""
+"""The number of steps that a runtime makes by itself when it searches ahead."""
 
 
 @dataclass(frozen=True)
 class Ahead:
-    """Steps of a search that a runtime is to make by itself: it ranks continuations, and goes on with the best."""
+    """Requests several steps of a search: the runtime ranks the continuations of each step, and continues the best."""
 
     tokens: IntArray
     """The last token of each live hypothesis, [rows]."""
     log_probs: NDArray[np.float64] | None
-    """Of the live hypotheses, [sentences, beam]; None without a beam."""
+    """The log-probabilities of the live hypotheses, [sentences, beam]; None without a beam."""
     candidates: int
-    """Continuations of a sentence to tell, the best ones."""
+    """The number of best continuations of a sentence to return."""
     banned: tuple[tuple[int, ...], ...]
-    """Of each step: the ids that no hypothesis may go on with."""
+    """The banned ids of each step."""
     end_ids: tuple[int, ...]
-    """The ids with which a hypothesis leaves the beam."""
+    """The ids after which a hypothesis leaves the beam."""
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """The sizes that a runtime takes; None where only memory sets a limit."""
+    """The largest sizes that a runtime takes; None where only memory sets a limit."""
 
     source: int
-    """Most source ids."""
+    """The largest number of source ids."""
     target: int
-    """Most generated tokens."""
+    """The largest number of generated tokens."""
     batch: int | None = None
-    """Most sentences at once."""
+    """The largest number of sentences in a batch."""
     rows: int | None = None
-    """Most rows, batch * beam."""
+    """The largest number of rows, batch * beam."""
 
     @classmethod
     def of_model(cls, config: ModelConfig) -> Capacity:
@@ -121,10 +121,10 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a search requests from a runtime. It is known before the first batch, so that graphs are loaded once."""
+    """The properties of a search that decide which graphs a runtime loads. They are known before the first batch."""
 
     width: int = 1
-    """Hypotheses of a sentence that are decoded at once."""
+    """The number of hypotheses of a sentence that are decoded at once."""
     best_only: bool = False
     """The search needs the ids of the best tokens only: no probabilities and no logits."""
     attention: bool = False
@@ -133,7 +133,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a runtime does beyond `encode`, `step` and `best`. A search works without any of it, only slower."""
+    """The optional methods that a runtime implements. A search works without them, but is slower."""
 
     argmax: bool = False
     """`Runtime.argmax` is implemented."""
@@ -214,7 +214,7 @@ class Runtime(Protocol):
 
     @property
     def precision(self) -> Precision:
-        """Of the weights and activations."""
+        """The precision of the weights and activations."""
         ...
 
     @property
@@ -226,7 +226,7 @@ class Runtime(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     def prepare(self, needs: Needs) -> None:
-        """Load what such a search needs. A search that was not prepared for loads it later."""
+        """Load the graphs that a search needs. Without this call, its first batch loads them."""
         ...
 
     def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> Any:
@@ -256,15 +256,15 @@ class Runtime(Protocol):
         ...
 
     def best(self, state: Any, tokens: IntArray, count: int) -> tuple[Best, Any]:
-        """`step`, of whose logits only the `count` best tokens of each row leave the device.
+        """Run `step`, and return only the `count` best tokens of each row, or the whole vocabulary if it is smaller.
 
-        There are as many as the vocabulary has where that is fewer.
+        The logits stay on the device.
         """
         ...
 
     def argmax(self, state: Any, tokens: IntArray, banned: Sequence[int]) -> tuple[Argmax, Any]:
-        """`step`, of whose logits only the largest of each row leaves the device, the ids `banned` excluded. This is faster
-        than `best`. Only if `capabilities.argmax`.
+        """Run `step`, and return only the largest logit of each row, the `banned` ids excluded. This is faster than `best`.
+        Only if `capabilities.argmax`.
         """
         ...
 
@@ -279,8 +279,8 @@ class Runtime(Protocol):
     def search_ahead(self, state: Any, request: Ahead) -> tuple[Continuations, Any]:
         """Make `AHEAD` steps, each with the tokens that the one before found best.
 
-        Equal continuations are ordered by beam, then by rank; log-probabilities are summed in float64. A sentence goes on
-        after its end; what is found then means nothing. Steps behind the last position of the runtime find anything. Only if
+        Equal continuations are ordered by beam, then by rank. Log-probabilities are summed in float64. The results of steps
+        after the end of a sentence, or after the last position of the runtime, are undefined. Only if
         `capabilities.greedy_ahead`, or `capabilities.beam_ahead`.
 
         Returns:
@@ -290,14 +290,14 @@ class Runtime(Protocol):
         ...
 
     def begin_ahead(self, state: Any, request: Ahead, sentences: int) -> None:
-        """Begin the next `search_ahead` of `state`, which `search_ahead` returned, and do not wait for it. Meanwhile the
-        host finds out which sentences are done; they may leave by `state.select` before the steps are asked for.
+        """Begin the next `search_ahead` of a `state` that `search_ahead` returned, without waiting for it.
 
-        A runtime may do nothing here. It does so where the steps would be made in smaller buffers.
+        The device continues while the host finds out which sentences are done. These may leave by `state.select` before the
+        call of `search_ahead`. A runtime may ignore this call, for example if the batch is about to move to smaller buffers.
 
         Args:
-            request: as that of the `search_ahead` to come, but for the sentences that are done.
-            sentences: so many of them go on at least, one or more.
+            request: the request of the next `search_ahead`, which may have fewer sentences.
+            sentences: the number of sentences that certainly continue, at least one.
         """
         ...
 
@@ -324,7 +324,7 @@ class BaseRuntime:
         raise NotImplementedError(f"{type(self).__name__} does not search ahead; use best")
 
     def begin_ahead(self, state: Any, request: Ahead, sentences: int) -> None:
-        """Nothing: the steps are made when they are asked for."""
+        """Does nothing: `search_ahead` makes the steps."""
 
     def shared_step(
         self, state: Any, tokens: IntArray, requests: Sequence[StepRequest]
@@ -348,12 +348,12 @@ class ClassifierRuntime(Protocol):
     def capacity(self) -> Capacity: ...
 
     def logits(self, src_ids: IntArray, src_len: IntArray) -> FloatArray:
-        """`src_ids` [batch, src], of which the first `src_len` [batch] count, to logits [batch, classes] float32."""
+        """The logits [batch, classes] float32 of `src_ids` [batch, src], of which the first `src_len` [batch] count."""
         ...
 
 
 def step_for(runtime: Runtime, state: Any, tokens: IntArray, request: StepRequest) -> tuple[StepOutput, Any]:
-    """A step of any runtime with the output of a request, and the next state."""
+    """Run a step of any runtime. Returns the output of the request, and the next state."""
     if isinstance(request, ArgmaxRequest):
         return runtime.argmax(state, tokens, request.banned)
     if isinstance(request, BestRequest):
@@ -373,11 +373,11 @@ def best_from_logits(logits: FloatArray, count: int) -> Best:
 
 
 def top_k(values: NDArray[Any], k: int) -> IntArray:
-    """Columns of the k largest `values` [rows, n] of each row, largest first, the lower column first among equals."""
+    """The columns of the k largest `values` [rows, n] of each row, largest first, the lower column first among equals."""
     rows, n = values.shape
     kth = np.partition(values, n - k, axis=1)[:, n - k, None]
     chosen = values >= kth
-    for row in np.flatnonzero(np.count_nonzero(chosen, axis=1) > k):  # of several equals the lower columns
+    for row in np.flatnonzero(np.count_nonzero(chosen, axis=1) > k):  # of equal values the lower columns
         equal = np.flatnonzero(values[row] == kth[row])
         chosen[row, equal[k - np.count_nonzero(chosen[row]) :]] = False
     columns = np.nonzero(chosen)[1].reshape(rows, k)

@@ -11,13 +11,13 @@ from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Capacity
 
 CACHE_BLOCK = 16
-"""Slots by which a cache on the CPU grows. Little, because the kernels read the whole cache, also empty slots."""
+"""The number of slots by which a cache on the CPU grows. It is small, because kernels also read empty slots."""
 
 CUDA_BATCH = tuple(2**power for power in range(15))
 CUDA_LENGTH = 64
-"""The shortest source and cache on a GPU. The others are 2, 4, 8, ... times as long."""
+"""The length of the shortest source and cache on a GPU. The others are 2, 4, 8, ... times as long."""
 CUDA_SHRINK, CUDA_LEAST = 4, 8
-"""`Buckets.shrink` and `Buckets.least_batch` on a GPU, which takes hardly less time for a step of a few sentences."""
+"""`Buckets.shrink` and `Buckets.least_batch` on a GPU, where a step of few sentences takes hardly less time."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,15 @@ class Buckets:
     batch: tuple[int, ...] | None = None
     src: tuple[int, ...] | None = None
     rows: int | None = None
-    """Most rows, batch * beam."""
+    """The largest number of rows, batch * beam."""
     remedy: str = ""
-    """What to do when a size is above all of these: the end of error messages."""
+    """The advice at the end of error messages about sizes above all of these."""
     shrink: int = 1
-    """A batch moves to buffers for 1 / `shrink` of it, and again, once its sentences fit there. 1: to any smaller size."""
+    """A batch moves to buffers of 1 / `shrink` of its size, or less, if its sentences fit there. 1: to any smaller ones."""
     least_batch: int = 1
-    """A batch moves to no smaller buffers than these."""
+    """The smallest batch to whose buffers a batch moves."""
     cache_as_source: bool = False
-    """A cache begins with as many slots as the source has, because translations are about as long; else with few."""
+    """Whether a cache begins with as many slots as the source, because translations are about as long; else with few."""
 
     def capacity(self, config: ModelConfig) -> Capacity:
         """The part of the model's capacity that fits into these sizes."""
@@ -48,15 +48,23 @@ class Buckets:
         )
 
     def cache_for(self, slots: int) -> int:
-        """The smallest cache with `slots`. Raises TfexportError if there is none, as the next two do."""
+        """The smallest cache with at least this number of `slots`.
+
+        Raises:
+            TfexportError: there is none.
+        """
         return self._smallest(self.cache, slots, "a translation of {} tokens")
 
     def first_cache(self, src: int) -> int:
-        """The cache that a batch with sources of `src` begins with."""
+        """The first cache of a batch with sources of length `src`."""
         return self.cache_for(min(src, max(self.cache)) if self.cache_as_source else 1)
 
     def batch_for(self, sentences: int, beam: int) -> int:
-        """The smallest batch for `sentences`."""
+        """The smallest batch for this number of sentences.
+
+        Raises:
+            TfexportError: there is none.
+        """
         batch = sentences if self.batch is None else self._smallest(self.batch, sentences, "a batch of {} sentences")
         if self.rows is not None and batch * beam > self.rows:
             batch = sentences  # it may fit without the empty places of a bucket
@@ -65,7 +73,7 @@ class Buckets:
         return batch
 
     def batch_after(self, batch: int, sentences: int, beam: int) -> int:
-        """The batch for `sentences` that are left of a `batch`."""
+        """The size of the batch to which the remaining `sentences` of a `batch` move; `batch` if they stay."""
         if self.shrink == 1:
             return min(batch, self.batch_for(sentences, beam))
         while batch // self.shrink >= max(sentences, self.least_batch):
@@ -73,7 +81,11 @@ class Buckets:
         return batch
 
     def src_for(self, length: int) -> int:
-        """The smallest source length for `length` ids."""
+        """The smallest source length for `length` ids.
+
+        Raises:
+            TfexportError: there is none.
+        """
         return length if self.src is None else self._smallest(self.src, length, "a source of {} ids")
 
     def _smallest(self, sizes: tuple[int, ...], needed: int, what: str) -> int:
@@ -84,13 +96,13 @@ class Buckets:
 
 
 def cpu_buckets(max_target_length: int, block: int = CACHE_BLOCK) -> Buckets:
-    """Batches and sources of any size; caches that grow by blocks to the model's limit."""
+    """The sizes of a CPU's buffers: batches and sources of any size, and caches that grow by blocks to the model's limit."""
     sizes = range(block, max_target_length, block)
     return Buckets((*sizes, max_target_length), remedy="The model has no more positions.")
 
 
 def cuda_buckets(bundle: Bundle, precision: Precision) -> Buckets:
-    """Few shapes, so that few graphs are recorded, and soon reused."""
+    """The sizes of a GPU's buffers: few, so that few graphs are recorded, and soon reused."""
     config = bundle.config
     shortest = max(CUDA_LENGTH, aligned_length(config.d_attention, precision))
 

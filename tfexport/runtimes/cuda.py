@@ -14,13 +14,13 @@ from tfexport.runtimes.device import Call, DeviceTensor, host_array
 from tfexport.system.gpu import checked, find_gpu
 
 LIBRARIES = ("cudart", "cublasLt", "cublas", "curand", "cudnn")
-"""What ONNX Runtime's CUDA provider is linked with, or loads later. The names are those of `cuda.pathfinder`."""
+"""The libraries that ONNX Runtime's CUDA provider loads, by their names in `cuda.pathfinder`."""
 COMPILER = "nvrtc"
-"""cuDNN loads it for some of its kernels alone."""
+"""The runtime compiler of CUDA, which cuDNN needs for some of its kernels."""
 
 
 def load_libraries() -> None:
-    """Load the libraries of CUDA and cuDNN, wherever they are: those that pip installs are on no search path.
+    """Load the libraries of CUDA and cuDNN, also from where pip installs them, which is on no search path.
 
     Raises:
         RuntimeUnavailable: one is missing.

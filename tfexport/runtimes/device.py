@@ -20,7 +20,7 @@ from tfexport.contract import ALIGNMENT, ITEM_SIZES
 Call = Callable[[], None]
 
 ATTEMPTS = 2
-"""To record work. A library may allocate in a run that is recorded, which CUDA refuses; the next run need not."""
+"""The number of attempts to record work. CUDA refuses to record a run in which a library allocates; the next run may not."""
 
 
 class DeviceTensor(NamedTuple):

@@ -1,4 +1,4 @@
-"""The graphs that choose tokens where a step computed them, loaded by a library."""
+"""The graphs that choose tokens on the device, loaded by a library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfexport.runtimes.workspace import Executable
 
 
 class Recordable(Executable, Protocol):
-    """A graph that may be a part of a recording."""
+    """A graph that may become a part of a recording."""
 
     @property
     def records(self) -> bool:
@@ -24,13 +24,13 @@ class DeviceSearch:
 
     Args:
         load: loads the graph of a role.
-        steps: the steps that were loaded, which run between search graphs.
+        steps: returns the loaded step graphs, which run between search graphs.
     """
 
     def __init__(self, device: Device, load: Callable[[Role], Recordable], steps: Callable[[], Iterable[Recordable]]):
         self._device, self._load, self._steps = device, load, steps
         self._loaded: dict[Role, Recordable] = {}
-        self._is_told = False  # that a launch is not recorded
+        self._has_warned = False
 
     def _graph(self, role: Role) -> Recordable:
         if role not in self._loaded:  # at the first search that needs it
@@ -50,13 +50,13 @@ class DeviceSearch:
         return self._graph("best_tokens")
 
     def record(self, work: Call, *, is_last: bool) -> Call | None:
-        """`work` as one recording; None where a graph has nodes that do not run on the device, or where it is refused."""
+        """A recording of `work`; None if a graph has nodes that do not run on the device, or if the device refuses it."""
         if not all(graph.records for graph in (*self._steps(), *self._loaded.values())):
             return None
         try:
             return self._device.capture(work)
         except Exception as error:  # the libraries' errors have no common base
-            if is_last and not self._is_told:
+            if is_last and not self._has_warned:
                 warn_unrecorded("a launch of several steps", error)
-                self._is_told = True
+                self._has_warned = True
             return None

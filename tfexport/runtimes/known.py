@@ -1,4 +1,4 @@
-"""The runtimes that there are, and what each of them needs."""
+"""The runtimes by name, and the requirements of each."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Needs:
-    """What a runtime needs.
+class Requirements:
+    """The requirements of a runtime.
 
     Attributes:
         extra: the extra of the package that installs its library.
@@ -21,10 +21,10 @@ class Needs:
 
 
 RUNTIMES = {
-    "ort-cpu": Needs("cpu", ("onnxruntime", "onnxruntime-gpu")),
-    "ort-cuda": Needs("cuda", ("onnxruntime-gpu",), gpu=True),
-    "tensorrt": Needs("tensorrt-rtx", ("tensorrt", "tensorrt-rtx"), gpu=True),
-    "torch": Needs("export", ("torch",)),
-    "torch-cuda": Needs("export", ("torch",), gpu=True),
+    "ort-cpu": Requirements("cpu", ("onnxruntime", "onnxruntime-gpu")),
+    "ort-cuda": Requirements("cuda", ("onnxruntime-gpu",), gpu=True),
+    "tensorrt": Requirements("tensorrt-rtx", ("tensorrt", "tensorrt-rtx"), gpu=True),
+    "torch": Requirements("export", ("torch",)),
+    "torch-cuda": Requirements("export", ("torch",), gpu=True),
 }
-"""By the names for `--runtime`."""
+"""The requirements of each runtime, by its name for `--runtime`."""

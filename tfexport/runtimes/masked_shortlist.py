@@ -1,4 +1,4 @@
-"""Shortlists for any runtime: it computes all logits, and those of words outside of the shortlist are masked.
+"""Shortlists for any runtime, which computes all logits: logits of words outside of the shortlist become -inf.
 
 This defines what a shortlist means. `ort_cpu/shortlist.py` has graphs that compute the logits of the shortlist alone.
 """
@@ -44,8 +44,8 @@ class MaskedState:
 
     @property
     def attention(self) -> FloatArray:
-        found: FloatArray = self.inner.attention
-        return found
+        attention: FloatArray = self.inner.attention
+        return attention
 
     def select(self, rows: IntArray) -> MaskedState:
         sentences = np.asarray(rows)[:: self.rows // len(self.allowed)] // (self.rows // len(self.allowed))
@@ -82,7 +82,7 @@ class MaskedShortlistRuntime(BaseRuntime):
         self._inner.prepare(needs)
 
     def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> MaskedState:
-        """Without a shortlist: every word may come."""
+        """A state without a shortlist, which allows every word."""
         every = np.ones((len(src_len), self.config.tgt_vocab_size), dtype=bool)
         return MaskedState(self._inner.encode(src_ids, src_len, beam=beam, attention=attention), every)
 

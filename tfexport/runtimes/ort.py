@@ -32,8 +32,8 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 SWITCH = "TFEXPORT_CUDA_GRAPHS"
 RECORDERS = ("tfexport", "onnxruntime", "none")
-"""Values of the environment variable `TFEXPORT_CUDA_GRAPHS`: who records CUDA graphs. ONNX Runtime keeps its graphs for each
-calling thread, so every new thread would record again, and nothing of it is freed before the session."""
+"""The values of the environment variable `TFEXPORT_CUDA_GRAPHS`: the component that records CUDA graphs. ONNX Runtime has
+graphs for each calling thread, so every new thread would record again, and frees them only with the session."""
 
 DISABLED_OPTIMIZERS = ["SkipLayerNormFusion"]
 """Fusions of ONNX Runtime that are slower on its CPU provider: on 128 rows of 256 numbers its SkipLayerNormalization takes
@@ -129,8 +129,10 @@ class OrtGraphs:
         def load(role: Role) -> OrtExecutable:
             return loaded(role, dialect, rounding=rounding, tf32=tf32)
 
-        self._load, self._attention_step = load, None  # type: tuple[Any, OrtExecutable | None]
-        self._step, self._beam_step = load("decoder_step"), None  # type: tuple[OrtExecutable, OrtExecutable | None]
+        self._load = load
+        self._step = load("decoder_step")
+        self._beam_step: OrtExecutable | None = None
+        self._attention_step: OrtExecutable | None = None
         self.position_dtype = self._step.input("position")[0]
         self.flat = len(self._step.input("cross.0.key")[1]) == 3
         self.has_beam_step = bundle.has_graph("beam_step", precision, dialect)
@@ -178,8 +180,8 @@ class OrtClassifier:
             self._session = _session(graph, HostDevice(), threads, record=False, rounding=precision != "float32")
 
     def logits(self, src_ids: IntArray, src_len: IntArray) -> FloatArray:
-        (found,) = self._session.run(["logits"], {"src_ids": src_ids, "src_len": src_len})
-        return found
+        (logits,) = self._session.run(["logits"], {"src_ids": src_ids, "src_len": src_len})
+        return logits
 
 
 class OrtExecutable:
@@ -271,22 +273,22 @@ class _GpuRun:
 
 
 def _recorder() -> str:
-    """Who records CUDA graphs, one of `RECORDERS`.
+    """The component that records CUDA graphs, one of `RECORDERS`.
 
     Raises:
         RuntimeUnavailable: the environment asks for another one.
     """
-    found = os.environ.get(SWITCH) or RECORDERS[0]
-    if found not in RECORDERS:
-        raise RuntimeUnavailable(f"{SWITCH} is {found!r}. Set it to one of: {', '.join(RECORDERS)}; or unset it.")
-    return found
+    recorder = os.environ.get(SWITCH) or RECORDERS[0]
+    if recorder not in RECORDERS:
+        raise RuntimeUnavailable(f"{SWITCH} is {recorder!r}. Set it to one of: {', '.join(RECORDERS)}; or unset it.")
+    return recorder
 
 
 def report_fallbacks(graph: Path, session: onnxruntime.InferenceSession, provider: str) -> list[str]:
-    """Warn of nodes that run on another provider: each costs copies between GPU and host in every step.
+    """Log the nodes that run on another provider: each costs copies between GPU and host in every step.
 
     Returns:
-        These nodes.
+        The names and operators of these nodes.
     """
     nodes = [
         f"{node.name} ({node.op_type})"
@@ -352,8 +354,8 @@ def _session(
     except Exception as error:  # the library's errors have no common base
         first = str(error).splitlines()[0]
         if device.name == "cuda" and record:
-            # It refuses to record a graph with a node that does not run on the GPU. Then the graph runs unrecorded, and
-            # `report_fallbacks` reports the node.
+            # ONNX Runtime refuses to record a graph with a node that does not run on the GPU. Then the graph runs
+            # unrecorded, and `report_fallbacks` reports the node.
             warn_unrecorded(graph.name, error)
             return _session(graph, device, threads, record=False, tf32=tf32)
         raise BundleError(f"ONNX Runtime cannot load {graph}: {first} Export again, or upgrade onnxruntime.") from error

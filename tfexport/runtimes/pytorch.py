@@ -26,7 +26,7 @@ from tfexport.runtimes.base import BaseRuntime, Best, Capacity, FloatArray, IntA
 from tfexport.runtimes.pytorch_in_place import StaticDecoder, StaticState, full_memory_is_an_error
 
 CACHE_BLOCK = 32
-"""Slots by which the cache grows; its size does not change the result."""
+"""The number of slots by which the cache grows. Its size does not change the result."""
 
 
 @dataclass(frozen=True)
@@ -182,12 +182,12 @@ class TorchRuntime(BaseRuntime):
     def _step(self, state: TorchState, tokens: IntArray) -> tuple[FloatArray, TorchState]:
         if state.position.max() >= state.past[0].key.shape[2]:
             state = state.grown()
-        given = (self._tensor(tokens), state.position, state.src_len, state.past, state.memory)
+        inputs = (self._tensor(tokens), state.position, state.src_len, state.past, state.memory)
         with self._arithmetic():
             if state.last_attention is None:
-                (logits, past), last_attention = self._model.step(*given), None
+                (logits, past), last_attention = self._model.step(*inputs), None
             else:
-                logits, past, last_attention = self._model.step_with_attention(*given)
+                logits, past, last_attention = self._model.step_with_attention(*inputs)
         return _array(logits), replace(state, past=past, position=state.position + 1, last_attention=last_attention)
 
     def best(
@@ -245,7 +245,7 @@ def require_gpu() -> None:
         )
     try:
         torch.zeros(1, device="cuda")
-    except (RuntimeError, AssertionError) as error:  # no GPU, no driver or too old a one, a GPU it has no code for
+    except (RuntimeError, AssertionError) as error:  # no GPU, no driver, an old driver, or an unsupported GPU
         reason = str(error).splitlines()[0].rstrip(".")
         raise RuntimeUnavailable(
             f"PyTorch cannot use an NVIDIA GPU here ({reason}). Run on a machine with a GPU and a driver for CUDA "

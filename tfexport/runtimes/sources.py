@@ -15,12 +15,13 @@ class Sources:
     """The sources of a batch.
 
     Args:
-        length: source ids of the longest, without what only fills up the buffers.
-        inputs, mirror: what the encoder read.
-        cross: cross keys and values.
+        length: the number of source ids of the longest source, without the padding of the buffers.
+        inputs, mirror: the inputs of the encoder, on the device and on the host.
+        cross: the cross keys and values.
 
     Attributes:
         batch: the number of places.
+        padded: the source length of the buffers.
     """
 
     def __init__(self, workspace: Workspace, lane: Lane, length: int, inputs: Region, mirror: Mirrored, cross: Region):
@@ -30,7 +31,7 @@ class Sources:
 
     @classmethod
     def encode(cls, workspace: Workspace, src_ids: IntArray, src_len: IntArray, beam: int) -> Sources:
-        """Encode `src_ids` [sentences, src] of lengths `src_len` in buffers for as many sentences or more."""
+        """Encode `src_ids` [sentences, src], of which the first `src_len` [sentences] count, in bucketed buffers."""
         buckets = workspace.graphs.buckets
         batch, src = buckets.batch_for(len(src_len), beam), buckets.src_for(src_ids.shape[1])
         lane = workspace.lane()
@@ -53,7 +54,7 @@ class Sources:
 
     @property
     def tensors(self) -> dict[str, DeviceTensor]:
-        """The inputs of a step."""
+        """The inputs of a step graph from the sources, by their names."""
         return {"src_len": self._inputs["src_len"], **self.workspace.named("cross", self.cross)}
 
     @property
@@ -65,14 +66,18 @@ class Sources:
         mirror = self.workspace.mirror(self.cross["all"])
         mirror.pull()
         self.workspace.graphs.device.synchronize()
-        found = [to_float32(block[places][..., : self._length, :]) for block in mirror.array]
+        cross = [to_float32(block[places][..., : self._length, :]) for block in mirror.array]
         if self.workspace.graphs.flat:
             heads = self.workspace.config.n_heads
-            found = [block.reshape(*block.shape[:2], heads, -1).swapaxes(1, 2) for block in found]
-        return found
+            cross = [block.reshape(*block.shape[:2], heads, -1).swapaxes(1, 2) for block in cross]
+        return cross
 
     def gathered(self, sentences: IntArray, index: DeviceTensor) -> Sources:
-        """The sources in the places `sentences`, which the device has in `index`, in buffers for as many."""
+        """A copy of the sources at the places `sentences` [batch], in buffers for that batch.
+
+        Args:
+            index: `sentences` on the device.
+        """
         workspace = self.workspace
         inputs = workspace.inputs(self.lane, len(sentences), self.padded)
         mirror = workspace.mirrored(inputs, "src_len")

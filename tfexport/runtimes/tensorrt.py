@@ -50,25 +50,26 @@ def tensorrt(bundle: Bundle, *, precision: Precision | None = None) -> LoopRunti
 
 
 def installed_libraries() -> dict[str, Any]:
-    """Those of `LIBRARIES` that can be imported, by name."""
-    found = {}
+    """The modules of `LIBRARIES` that can be imported, by name."""
+    installed = {}
     for name in LIBRARIES:
         with suppress(ImportError):
-            found[name] = importlib.import_module(name)
-    return found
+            installed[name] = importlib.import_module(name)
+    return installed
 
 
 def usable_engines(
     bundle: Bundle, precision: Precision | None, libraries: Mapping[str, Any], generation: str
 ) -> list[Engine]:
-    """The engines of one precision, GPU generation and library that run here; this generation's before portable ones.
+    """The engines of one precision, GPU generation and library that run here. Engines for this generation precede portable
+    ones.
 
     Args:
         libraries: the installed ones, by name.
         generation: of the GPU here, such as `sm89`.
 
     Raises:
-        EngineError: there are none. The message has what the bundle's engines were built for, and how to build others.
+        EngineError: there are none. The message says what the bundle's engines were built for, and how to build others.
     """
     wanted = [engine for engine in bundle.engines if precision in (None, engine.precision)]
     rebuild = f"tfexport build {bundle.directory} --gpu {generation}" + (
@@ -110,7 +111,7 @@ def usable_engines(
 
 
 def runs_portable_engines(library: Any, generation: str) -> bool:
-    """Whether portable engines run on a generation: those that TensorRT for RTX has a name for, from Ampere (`sm80`) on."""
+    """Whether portable engines run on a GPU generation: TensorRT for RTX must know it, from Ampere (`sm80`) on."""
     if library is None:  # not installed; the error about versions follows
         return True
     known = getattr(library, "ComputeCapability", None)
@@ -164,8 +165,10 @@ def _check_profiles(bundle: Bundle, engines: Sequence[Engine], graphs: Mapping[R
     for engine in engines:
         inputs = graphs[engine.role].inputs if engine.role in graphs else ()
         axes = {tensor.name: len(tensor.axes) for tensor in inputs}
-        found = {name: {len(shape) for shape in shapes} for name, shapes in engine.profile.items() if len(shapes) == 3}
-        if not axes or found != {name: {count} for name, count in axes.items()}:
+        profiled = {
+            name: {len(shape) for shape in shapes} for name, shapes in engine.profile.items() if len(shapes) == 3
+        }
+        if not axes or profiled != {name: {count} for name, count in axes.items()}:
             raise EngineError(
                 f"the manifest of {bundle.directory} does not say what {engine.file} was built for. Build again: "
                 f"tfexport build {bundle.directory}."

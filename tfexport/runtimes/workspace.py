@@ -1,4 +1,4 @@
-"""What the batches of a runtime over fixed buffers share: graphs, memory, bound calls, and a lock."""
+"""The graphs, memory, bound calls and lock that all batches of a runtime over fixed buffers share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfexport.runtimes.device import Call, Device, DeviceTensor, Mirror
 from tfexport.runtimes.device_pool import Lane, MemoryPool, Mirrored, Region
 
 CACHED = 128
-"""Bound graphs, and mirrors of tensors, that are kept for the next batch with the same addresses and shapes."""
+"""The number of bound graphs, and of mirrors, that are kept for the next batch with the same addresses and shapes."""
 
 Value = TypeVar("Value")
 Arguments = ParamSpec("Arguments")
@@ -26,16 +26,17 @@ class Executable(Protocol):
     """A graph of the contract, loaded by a library."""
 
     def bind(self, tensors: Mapping[str, DeviceTensor], *, record: bool = True) -> Call:
-        """A call that enqueues one run on `tensors`, which are all inputs and outputs of the graph by their names.
+        """A call that enqueues one run of the graph.
 
         Args:
-            record: the run may be recorded by itself; False where it is to be a part of a recording.
+            tensors: all inputs and outputs of the graph, by name.
+            record: the run may be recorded by itself. False if it becomes a part of a recording.
         """
         ...
 
 
 class SearchGraphs(Protocol):
-    """Graphs that choose tokens where a step computed them; see `graphs/search.py`."""
+    """Graphs that choose tokens on the device; see `graphs/search.py`."""
 
     @property
     def greedy_search(self) -> Executable: ...
@@ -47,10 +48,10 @@ class SearchGraphs(Protocol):
     def best_tokens(self) -> Executable: ...
 
     def record(self, work: Call, *, is_last: bool) -> Call | None:
-        """A call that does `work`, which has run before, with less host time; None where it cannot be recorded.
+        """A recording of `work`, which takes less host time; None if it cannot be recorded. The work must have run before.
 
         Args:
-            is_last: there will be no other attempt for this work.
+            is_last: this is the last attempt to record this work.
         """
         ...
 
@@ -75,12 +76,12 @@ class Graphs(Protocol):
 
     @property
     def search(self) -> SearchGraphs | None:
-        """None where the host chooses the tokens."""
+        """The graphs that choose tokens on the device; None if the host chooses them."""
         ...
 
     @property
     def has_beam_step(self) -> bool:
-        """Whether there is a step for hypotheses that share a cache, `beam_step`."""
+        """Whether `beam_step` is implemented."""
         ...
 
     def beam_step(self) -> Executable:
@@ -94,7 +95,7 @@ class Graphs(Protocol):
 
     @property
     def flat(self) -> bool:
-        """Whether the heads of cross keys and values, and of shared caches, lie side by side: [.., length, d_attention]."""
+        """Whether cross keys, values and shared caches are [.., length, d_attention]; else [.., heads, length, head_dim]."""
         ...
 
     def step(self, cache: int, *, attention: bool = False) -> Executable:
@@ -110,7 +111,7 @@ class Graphs(Protocol):
 
 
 class HostSearch:
-    """The members of `Graphs` where the host chooses the tokens, and rows have caches of their own."""
+    """The members of `Graphs` without search graphs and without a shared cache."""
 
     search: SearchGraphs | None = None
     has_beam_step = False
@@ -122,7 +123,7 @@ class HostSearch:
 
 
 class Locked(Protocol):
-    """What has the lock of its runtime."""
+    """An object with the lock of its runtime."""
 
     @property
     def lock(self) -> threading.RLock: ...
@@ -134,7 +135,7 @@ State = TypeVar("State", bound=Locked)
 def locked(
     method: Callable[Concatenate[State, Arguments], Value],
 ) -> Callable[Concatenate[State, Arguments], Value]:
-    """A method of a state that holds the lock of its runtime."""
+    """Let a method of a state hold the lock of its runtime."""
 
     @wraps(method)
     def with_lock(state: State, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Value:
@@ -145,7 +146,7 @@ def locked(
 
 
 def _cached(values: OrderedDict[Any, Value], key: Any, make: Callable[[], Value]) -> Value:
-    """`values[key]`, which `make` makes if it is new. The least recently used value is dropped."""
+    """`values[key]`, made by `make` if it is new. Above `CACHED` values the least recently used one is dropped."""
     if key in values:
         values.move_to_end(key)
     else:
@@ -160,7 +161,7 @@ class Workspace:
 
     def __init__(self, config: ModelConfig, graphs: Graphs):
         self.config, self.graphs = config, graphs
-        # With buckets the same sizes come again, and each should find its memory. Without, they seldom do.
+        # With buckets the same sizes occur again, and should get the same memory. Without buckets they seldom do.
         bucketed = graphs.buckets.batch is not None
         self._pool = MemoryPool(graphs.device, kept=256 if bucketed else 8, by_use=bucketed)
         self._lanes: set[int] = set()
@@ -169,7 +170,7 @@ class Workspace:
         self._mirrored: OrderedDict[Any, Mirrored] = OrderedDict()
         self._tables: Any = None
         self.lock = threading.RLock()
-        """Threads decode one call after the other: they share memory, bound tensors and a stream."""
+        """Only one thread decodes at a time, because all share memory, bound tensors and a stream."""
 
     def lane(self) -> Lane:
         """For a new batch."""
@@ -180,21 +181,21 @@ class Workspace:
         return Region(self._pool, use if lane is None else f"{use} {lane.number}", **tensors)
 
     def tables(self, make: Callable[[Workspace], Value]) -> Value:
-        """What `make` made at the first call."""
+        """The result of `make` at the first call."""
         if self._tables is None:
             self._tables = make(self)
-        found: Value = self._tables
-        return found
+        tables: Value = self._tables
+        return tables
 
     def inputs(self, lane: Lane, batch: int, src: int) -> Region:
-        """The source of a batch; a batch that became smaller has it too, so that `src_len` lies where it always does."""
+        """The inputs of the encoder. A smaller batch has them too, so that `src_len` has the same offset in all batches."""
         return self.region(lane, "inputs", src_len=((batch,), "int64"), src_ids=((batch, src), "int64"))
 
     def mirror(self, tensor: DeviceTensor) -> Mirror:
         return _cached(self._mirrors, tensor, lambda: self.graphs.device.mirror(tensor))
 
     def mirrored(self, region: Region, *names: str) -> Mirrored:
-        """Host arrays beside tensors of `region` that lie one after the other, kept for the next region at its place."""
+        """Host arrays for consecutive tensors of `region`. They are kept for the next region at the same address."""
         key = (*region.key, names)
         return _cached(self._mirrored, key, lambda: Mirrored(self.mirror(region.span(*names)), region, *names))
 
@@ -210,22 +211,22 @@ class Workspace:
         return self.region(lane, use, all=(shape, self.graphs.precision))
 
     def named(self, kind: Any, blocks: Region) -> dict[str, DeviceTensor]:
-        """The tensors of `blocks` by their names in the contract."""
+        """The tensors of `blocks`, by their names in the contract: those of `cache_names` for a `kind`."""
         address, (n_blocks, *shape), dtype = blocks["all"]
         nbytes = blocks["all"].nbytes // n_blocks
         names = cache_names(self.config, kind)
         return {name: DeviceTensor(address + i * nbytes, tuple(shape), dtype) for i, name in enumerate(names)}
 
     def call(self, executable: Executable, tensors: Mapping[str, DeviceTensor]) -> Call:
-        """`executable` bound to `tensors`. The call is kept for the next time that they have these addresses and shapes."""
+        """`executable` bound to `tensors`. The call is kept for the next tensors with the same addresses and shapes."""
         return self.made((id(executable), *tensors.values()), lambda: executable.bind(tensors))
 
     def made(self, key: Any, make: Callable[[], Value]) -> Value:
-        """The call that `make` made for `key`, kept for the next time."""
+        """The value of `key`, made by `make` if it is new, and kept."""
         return _cached(self._calls, key, make)
 
     def gather(self, lane: Lane, use: str, blocks: Region, index: DeviceTensor) -> Region:
-        """The rows `index` of `blocks`, gathered into other memory."""
+        """A copy of the rows `index` of `blocks`, in their order."""
         n_blocks, rows, *of_row = blocks["all"].shape
         target = self.region(lane, use, all=((n_blocks, index.shape[0], *of_row), blocks["all"].dtype))
         width = math.prod(of_row)
@@ -250,7 +251,7 @@ class Workspace:
         )
 
     def empty_cache(self, lane: Lane, rows: int, size: int, *, flat: bool = False) -> Region:
-        """A cache of `size` slots for each of `rows`."""
+        """A cache of `size` slots for each of `rows` rows, filled with zeros."""
         cache = self.blocks(lane, "cache", rows, size, flat=flat)
         # Slots that were never written are masked, but 0 * NaN is NaN.
         self.graphs.device.zero(cache["all"])

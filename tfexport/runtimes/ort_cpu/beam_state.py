@@ -31,13 +31,13 @@ from tfexport.runtimes.ort_cpu.bound_graphs import BatchShortlist, StepGraph, ou
 from tfexport.runtimes.ort_cpu.context import Context
 
 COMPACT_BELOW = 0.75
-"""The part of the sentences that are live at which a beam search removes the others from its buffers. It costs a copy."""
+"""The fraction of live sentences at or below which the others are removed from the buffers, which costs a copy."""
 
 
 class BeamState:
     """A batch in which the hypotheses of a sentence share a cache.
 
-    `places` [sentences] are the places of the live sentences in the buffers. The other places are computed, and not read.
+    `_places` [sentences] are the places of the live sentences in the buffers. Other places are computed, but never read.
     """
 
     def __init__(
@@ -66,7 +66,11 @@ class BeamState:
         mask: NDArray[np.bool_],
         slot: IntArray,
     ) -> None:
-        """Continue in these buffers. All of their places are live; `slot` [sentences] is the next free slot of each."""
+        """Continue in these buffers, in which all places are live.
+
+        Args:
+            slot: the next free slot of each place, [places].
+        """
         self._cross, self._src_len, self._cache, self._mask, self._slot = cross, src_len, cache, mask, slot
         self._places, self._in_order = np.arange(len(src_len)), True
         self._step: StepGraph | None = None
@@ -75,7 +79,7 @@ class BeamState:
         """The graph for steps that compute `width` hypotheses of each sentence."""
         sizes = (self._cross, self._src_len, (len(self._src_len), width))
         step = StepGraph(self._context, "beam_step", *sizes, attention=self._attention, shortlist=self._shortlist)
-        step.tokens.fill(self._context.config.bos_id)  # read by places that are not live
+        step.tokens.fill(self._context.config.bos_id)  # places that are not live read it
         step.binding.input("slot", self._slot)
         step.bind_cache(self._cache)
         self._step, self._width = step, width
@@ -124,14 +128,14 @@ class BeamState:
         return self._buffer_rows() if self._width == self._beam else self._places.repeat(self._beam)
 
     def _run(self, tokens: IntArray, count: int, logits: bool = False) -> StepGraph:
-        """Run a step; returns its graph, with the `count` best tokens, and with logits where they are wanted."""
+        """Run a step, with the `count` best tokens of each row, and with logits if they are requested. Returns its graph."""
         positions = self._positions
         require_position(self._context.config, positions.longest)
         if positions.room_left == 0:
             self._make_room()
-        given = tokens.reshape(-1, self._beam)
+        inputs = tokens.reshape(-1, self._beam)
         live, new = self._places[:, None], self._hypotheses
-        if self._one_row_is_enough(given):
+        if self._one_row_is_enough(inputs):
             self._mask[live, 0, new, 0] = True
             step = self._bind(1)
         else:
@@ -139,20 +143,20 @@ class BeamState:
             step = self._step if self._step is not None and self._width == self._beam else self._bind(self._beam)
         if not self._in_order:
             every = step.tokens.copy()
-            every[self._places] = given[:, : self._width]
-            given = every
+            every[self._places] = inputs[:, : self._width]
+            inputs = every
         if logits:
             step.enable_logits()
-        step.run(given[:, : self._width], positions.position[:, None], count)
+        step.run(inputs[:, : self._width], positions.position[:, None], count)
         self._slot += self._beam * positions.per_step
         positions.advance()
         return step
 
     def _one_row_is_enough(self, tokens: IntArray) -> bool:
-        """Whether a step with these `tokens` [sentences, beam] has to compute one hypothesis of each sentence only.
+        """Whether a step with these `tokens` [sentences, beam] may compute only one hypothesis of each sentence.
 
-        Not for a single sentence: the graph that is bound for it would cost more than it saves, and products of a single row
-        may have other last bits, where they are ONNX Runtime's.
+        It may in the first step, where all hypotheses of a sentence are equal. A batch of one sentence computes all of them:
+        to bind another graph costs more than it saves, and ONNX Runtime's products of a single row may have other last bits.
         """
         if (
             self._positions.longest
@@ -164,16 +168,16 @@ class BeamState:
         return bool((tokens == tokens[:, :1]).all())
 
     def _make_room(self) -> None:
-        """Continue in a cache without the slots that are in no hypothesis' past.
+        """Continue in a cache without the slots that are in the past of no hypothesis.
 
-        When this is done, and where the slots of a sentence lie then, depends on the step and the sentence alone: sums over
-        slots in another order have other last bits.
+        The step at which this happens, and the new order of the slots of a sentence, depend on that sentence alone, because
+        sums over slots in another order have other last bits.
         """
-        due = self._positions.due()  # [sentences]: all of them, where none began later
+        due = self._positions.due()  # [due]: all places, if all sentences began together
         seen = self._mask[due, 0].any(axis=1)  # [due, cache]
         count = seen.sum(axis=1)  # [due]
         most = int(count.max())
-        # Where all slots are seen, as with a beam of one, room for a constant number of steps would mean too many copies.
+        # If all slots are seen, as with a beam of one, room for a constant number of steps would cause too many copies.
         layout = self._context.layout
         steps = np.maximum(layout.room, self._positions.position[due] // 8)
         size = layout.slots(int((count + steps * self._beam).max()))
@@ -181,10 +185,10 @@ class BeamState:
         some_stay = len(due) < places
         size = max(size, slots) if some_stay else size
         order = np.argsort(~seen, axis=1, kind="stable")[:, :most]  # the seen slots first, in their order
-        # The rows of what is seen in a tensor as [places * heads * slots, head_dim]: [due, heads, most].
+        # The rows of the seen slots in a tensor of shape [places * heads * slots, head_dim]: [due, heads, most].
         source_rows = (due[:, None, None] * heads + np.arange(heads)[:, None]) * slots + order[:, None]
         moved = self._context.buffers.empty((*source_rows.shape, head_dim))
-        for index, tensor in enumerate(self._cache):  # one by one, so that there are never two whole caches
+        for index, tensor in enumerate(self._cache):  # one at a time, so that two whole caches never exist
             # All rows are in range; mode "raise", which checks that, makes one more copy.
             tensor.reshape(-1, head_dim).take(source_rows, axis=0, out=moved, mode="clip")
             if some_stay:
@@ -221,7 +225,7 @@ class BeamState:
         return self
 
     def _compact(self) -> None:
-        """Remove the sentences from the buffers that left."""
+        """Remove the sentences that left from the buffers."""
         places = self._places
         take_in_place(self._cross, places)
         take_in_place(self._cache, places)
@@ -243,7 +247,7 @@ class BeamState:
             mask, slot = with_rows(self._mask, rows), with_rows(self._slot, rows)
             self._positions = self._positions.with_places(rows)
             self._use_buffers(cross, with_rows(self._src_len, rows), cache, mask, slot)
-        if not self._context.attention_is_by_row:  # what nobody sees is read with a weight of 0, and 0 * NaN is NaN
+        if not self._context.attention_is_by_row:  # unseen slots are read with a weight of 0, and 0 * NaN is NaN
             for tensor in self._cache:
                 tensor[places] = self._context.layout.fill
         write_rows(self._cross, places, other.cross)
@@ -256,10 +260,10 @@ class BeamState:
 
     @property
     def source_room(self) -> int:
-        """Source ids for which the cross keys and values have places."""
+        """The source length of the cross keys and values."""
         return self._cross[0].shape[2]
 
     @property
     def source_lengths(self) -> NDArray[np.int32]:
-        """[sentences]"""
+        """The number of source ids of each live sentence, [sentences]."""
         return self._src_len[self._places]

@@ -30,11 +30,11 @@ class BatchShortlist:
     """The candidates of a batch with a shortlist, and the output projection for them alone."""
 
     ids: IntArray
-    """[candidates], of all sentences of the batch."""
+    """The candidates of all sentences of the batch, [candidates]."""
     weights: Mapping[str, NDArray[Any]]
-    """The projection, by the names of the step graphs' inputs."""
+    """The output projection for the candidates, by the names of the step graphs' inputs."""
     left_out: FloatArray
-    """[sentences, candidates]: added to logits, -inf for candidates of other sentences."""
+    """Numbers that are added to logits, [sentences, candidates]: -inf for candidates of other sentences, else 0."""
 
     def select(self, sentences: IntArray) -> BatchShortlist:
         return replace(self, left_out=self.left_out[sentences])
@@ -107,7 +107,7 @@ class _BoundGraph:
 
 
 class StepGraph(_BoundGraph):
-    """A step graph with logits, and the best tokens with their log-probabilities.
+    """A step graph that computes logits, and the best tokens with their log-probabilities.
 
     Args:
         role: of the plain step.
@@ -178,7 +178,7 @@ class StepGraph(_BoundGraph):
 
 
 class GreedyStepGraph(_BoundGraph):
-    """The step graph that has the best token and its logit alone."""
+    """The step graph that computes only the best token and its logit."""
 
     def __init__(self, context: Context, cross: Sequence[FloatArray], src_len: NDArray[np.int32]):
         super().__init__(context, "greedy_step", cross, src_len, len(src_len))
@@ -223,5 +223,6 @@ def outputs_of(step: StepGraph, requests: Sequence[StepRequest], rows: IntArray 
 
 
 def requested(attention: FloatArray | None) -> FloatArray:
+    """The attention of a step graph; asserts that it was requested."""
     assert attention is not None, "encode was called without attention=True"
     return attention

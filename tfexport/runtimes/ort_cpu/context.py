@@ -1,4 +1,4 @@
-"""What the parts of the runtime `ort-cpu` share: the sessions of a bundle's graphs, and the memory of its arrays."""
+"""The sessions and the memory that all batches of the runtime `ort-cpu` share."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from tfexport.system.processes import return_freed_memory
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """How caches are laid out. Tokens and scores do not depend on it, which `verification/invariance.py` measures."""
+    """The sizes and the fill value of caches. Results do not depend on them; `verification/invariance.py` checks it."""
 
     block: int = 16
-    """Slots by which caches grow."""
+    """The number of slots by which caches grow."""
     room: int = 16
-    """Steps for which a shared cache has room when it is allocated."""
+    """The number of steps for which a new shared cache has room."""
     fill: float = 0.0
     """The value of slots that no step has written. NaN is for the caches of greedy search alone, whose kernel does not read
     them; elsewhere they are read with a weight of 0, and 0 * NaN is NaN."""
 
     def slots(self, needed: int) -> int:
-        """Slots of a cache that has room for `needed`."""
+        """The number of slots of a cache with room for `needed` slots: a multiple of `block`."""
         return -(-needed // self.block) * self.block
 
 
@@ -63,8 +63,8 @@ class Context:
         self.bundle, self.config, self.precision = bundle, bundle.config, precision
         self.threads, self.layout, self.buffers = threads, layout, Buffers()
         self.attention_is_by_row = kernels.library() is not None and calls_attention_functions(self.config, "beam_step")
-        """Whether the attention of a row has the same last bits whatever other rows are computed with it. So it is with the
-        kernels; ONNX Runtime's operators multiply all rows of a sentence together."""
+        """Whether the last bits of a row's attention do not depend on the other rows. This holds with kernels. ONNX Runtime
+        multiplies all rows of a sentence together."""
         self._share_weights = share_weights
         self._sessions: dict[Role, onnxruntime.InferenceSession] = {}
         self._loading = threading.Lock()
@@ -129,8 +129,10 @@ def _require_contract(
         *shortlist_graphs_of(config, precision),
     )
     (graph,) = (graph for graph in known if graph.role == role)
-    for wanted, found in ((graph.inputs, session.get_inputs()), (graph.outputs, session.get_outputs())):
-        if {(tensor.name, _ORT_TYPES[tensor.dtype]) for tensor in wanted} != {(node.name, node.type) for node in found}:
+    for tensors, nodes in ((graph.inputs, session.get_inputs()), (graph.outputs, session.get_outputs())):
+        if {(tensor.name, _ORT_TYPES[tensor.dtype]) for tensor in tensors} != {
+            (node.name, node.type) for node in nodes
+        }:
             raise BundleError(
                 f"{path} has other inputs or outputs than the contract says. Export the checkpoint again."
             )

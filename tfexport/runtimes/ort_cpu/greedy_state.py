@@ -45,8 +45,8 @@ class GreedyState:
     ):
         self._context, self._attention, self._shortlist = context, attention, shortlist
         self._cross, self._src_len = list(cross), src_len
-        self._filled = np.zeros(len(src_len), dtype=np.int32)  # slots of each row
-        self._per_step = np.ones(len(src_len), dtype=np.int32)  # those that a step fills: none of an idle row
+        self._filled = np.zeros(len(src_len), dtype=np.int32)  # the number of filled slots of each row
+        self._per_step = np.ones(len(src_len), dtype=np.int32)  # slots that a step fills: 1, or 0 of an idle row
         self._longest = 0
         self._cache = context.empty_cache(len(src_len), context.layout.block)
         self._total = np.zeros(1, dtype=np.int32)
@@ -90,7 +90,7 @@ class GreedyState:
         return self._step.logits()
 
     def argmax(self, tokens: IntArray, banned: Sequence[int]) -> Argmax:
-        """The best token of each row, `banned` ids excluded, with its logit, by the graph that computes no more."""
+        """The best token of each row, `banned` ids excluded, with its logit. The graph computes nothing else."""
         return self._argmax(tokens, self._next_slots(), banned)
 
     def _argmax(self, tokens: IntArray, position: NDArray[np.int32], banned: Sequence[int]) -> Argmax:
@@ -127,7 +127,7 @@ class GreedyState:
     def _grow(self) -> None:
         context = self._context
         steps = [step for step in (self._bound_step, self._bound_greedy_step) if step is not None]
-        for index, tensor in enumerate(self._cache):  # one by one, so that there are never two whole caches
+        for index, tensor in enumerate(self._cache):  # one at a time, so that two whole caches never exist
             self._cache[index] = context.cache_tensor(
                 self.rows, self._longest + context.layout.block, tensor[: self.rows]
             )
@@ -166,10 +166,10 @@ class GreedyState:
 
     @property
     def source_room(self) -> int:
-        """Source ids for which the cross keys and values have places."""
+        """The source length of the cross keys and values."""
         return self._cross[0].shape[2]
 
     @property
     def source_lengths(self) -> NDArray[np.int32]:
-        """[rows]"""
+        """The number of source ids of each row, [rows]."""
         return self._src_len

@@ -1,4 +1,4 @@
-"""The runtime `ort-cpu` for a bundle, made of the parts that the bundle has graphs for."""
+"""Loads the runtime `ort-cpu` for a bundle, with the classes for which the bundle has graphs."""
 
 from __future__ import annotations
 

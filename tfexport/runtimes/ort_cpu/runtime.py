@@ -1,6 +1,6 @@
 """ONNX Runtime on the CPU over the dialect `ort`.
 
-Several threads may use a runtime at once: all that changes is in the states (`greedy_state.py`, `beam_state.py`).
+Several threads may use a runtime at once: only the states change (`greedy_state.py`, `beam_state.py`).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from tfexport.runtimes.ort_cpu.context import DEFAULT_LAYOUT, CacheLayout, Conte
 from tfexport.runtimes.ort_cpu.greedy_state import GreedyState
 
 ENCODED_AT_ONCE = 512
-"""Source ids in a run of the encoder, padding included: ONNX Runtime keeps the memory of its largest run, and no product
-is faster with more rows than these."""
+"""The largest number of source ids in a run of the encoder, with padding, unless a source is longer. ONNX Runtime keeps the
+memory of its largest run, and products are not faster with more rows."""
 
 
 class OrtCpuRuntime(BaseRuntime):
@@ -105,7 +105,7 @@ class OrtCpuRuntime(BaseRuntime):
         attention: bool = False,
         shortlist: BatchShortlist | None = None,
     ) -> GreedyState | BeamState:
-        """The state of a batch before any token; `cross` and `src_len` are those of `encode_sources`."""
+        """The state of a batch before any token; `cross` and `src_len` are the results of `encode_sources`."""
         if self.step_role(beam) == "decoder_step":
             return GreedyState(self.context, cross, src_len, attention=attention, shortlist=shortlist)
         return BeamState(self.context, cross, src_len, beam, attention=attention, shortlist=shortlist)

@@ -84,7 +84,7 @@ def shared_session(bundle: Bundle, graph: Path, threads: int | None) -> onnxrunt
 
 
 def _key(bundle: Bundle, graph: Path) -> str:
-    """A digest of all that packed weights depend on."""
+    """A digest of everything on which packed weights depend."""
     library = kernels.library()
     computes = None if library is None else file_sha256(library)  # the stored graph calls the kernels or not
     facts = [FORMAT, graph.name, sorted(bundle.files.items()), onnxruntime.__version__, cpu_identity(), computes]
@@ -169,9 +169,9 @@ def _pack(graph: Path, bundle: Bundle, place: Path, threads: int | None) -> onnx
 def _require_aligned(graph: Path) -> None:
     """Raises NotShared if packed weights are not aligned, or if there are none."""
     content = graph.read_bytes()
-    found = PACKED.findall(content)
-    offsets = [int(offset) for parts in found for offset in re.findall(rb"\|(\d+);", parts)]
-    if len(found) != content.count(b"prepacked_"):
+    packed = PACKED.findall(content)
+    offsets = [int(offset) for parts in packed for offset in re.findall(rb"\|(\d+);", parts)]
+    if len(packed) != content.count(b"prepacked_"):
         raise NotShared("this version of ONNX Runtime writes packed weights in another way")
     if any(offset % ALIGNMENT for offset in offsets) or not (offsets or kernels.has_products()):
         raise NotShared("the sizes of this model's layers are no multiples of 16, or too small to be worth it")

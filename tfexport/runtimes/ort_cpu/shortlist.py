@@ -35,7 +35,7 @@ class ShortlistRuntime(OrtCpuRuntime):
         return replace(super().capabilities, shortlists=True)
 
     def prepare(self, needs: Needs) -> None:
-        if needs.attention:  # which these graphs do not have
+        if needs.attention:  # graphs for shortlists have no attention output
             super().prepare(needs)
             return
         roles: tuple[Role, ...] = ("encoder", "shortlist", SHORTLIST_ROLES[self.step_role(needs.width)])
