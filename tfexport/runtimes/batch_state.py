@@ -27,9 +27,13 @@ class BatchState:
     _cache: Region
 
     def __init__(self, sources: Sources, live: LiveRows, filled: int):
-        self._sources, self._workspace, self._live = sources, sources.workspace, live
+        self._sources = sources
+        self._workspace = sources.workspace
+        self._live = live
         self.lock = self._workspace.lock
-        self._batch, self._beam, self._filled = sources.batch, live.beam, filled
+        self._batch = sources.batch
+        self._beam = live.beam
+        self._filled = filled
         self._begun: GreedyLaunch | BeamLaunch | None = None
         """The launch of the next `search_ahead`, if it has begun."""
 

@@ -28,7 +28,9 @@ class MemoryPool:
     """
 
     def __init__(self, device: Device, kept: int, *, by_use: bool = False):
-        self.device, self.kept, self._by_use = device, kept, by_use
+        self.device = device
+        self.kept = kept
+        self._by_use = by_use
         # By the use, where it counts, and the size; in each list the least recently used first, with when it was freed.
         self._free: dict[Hashable, list[tuple[int, Memory]]] = {}
         self._n_free, self._freed = 0, 0

@@ -28,7 +28,9 @@ class DeviceSearch:
     """
 
     def __init__(self, device: Device, load: Callable[[Role], Recordable], steps: Callable[[], Iterable[Recordable]]):
-        self._device, self._load, self._steps = device, load, steps
+        self._device = device
+        self._load = load
+        self._steps = steps
         self._loaded: dict[Role, Recordable] = {}
         self._has_warned = False
 

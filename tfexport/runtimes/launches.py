@@ -149,7 +149,9 @@ class _Launch:
         graphs = workspace.graphs.search
         assert graphs is not None, "the host chooses the tokens"
         # It keeps no workspace, which keeps it.
-        self._graphs, self._step, self._tensors = graphs, step, dict(tensors)
+        self._graphs = graphs
+        self._step = step
+        self._tensors = dict(tensors)
         self._device, self._last = workspace.graphs.device, positions(workspace) - 1
         rows = tensors["best.ids"].shape[0]
         self._rows, self._top_k = rows, top_k

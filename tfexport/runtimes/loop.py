@@ -46,7 +46,9 @@ class LoopRuntime(BaseRuntime):
     """A runtime over `Graphs`, in buffers of a few sizes."""
 
     def __init__(self, name: str, config: ModelConfig, graphs: Graphs):
-        self._name, self._graphs, self._workspace = name, graphs, Workspace(config, graphs)
+        self._name = name
+        self._graphs = graphs
+        self._workspace = Workspace(config, graphs)
 
     @property
     def name(self) -> str:

@@ -118,7 +118,9 @@ class OrtGraphs:
         tf32: bool = False,
         ahead: bool = False,
     ):
-        self.device, self.precision, self.buckets = device, precision, buckets
+        self.device = device
+        self.precision = precision
+        self.buckets = buckets
         rounding = device.name == "cpu" and precision in ("float16", "bfloat16")
 
         def loaded(role: Role, dialect: Dialect = "onnx24", **options: Any) -> OrtExecutable:
@@ -258,7 +260,9 @@ class _GpuRun:
     """Enqueues one binding on a GPU; as a CUDA graph that ONNX Runtime records under a number, where that is not -1."""
 
     def __init__(self, session: onnxruntime.InferenceSession, binding: Any, graph_id: int):
-        self._session, self._binding, self._graph_id = session, binding, graph_id
+        self._session = session
+        self._binding = binding
+        self._graph_id = graph_id
         self._options = onnxruntime.RunOptions()
         self._options.add_run_config_entry("gpu_graph_id", str(graph_id))
         # The caller waits for the stream, after the copies that follow.

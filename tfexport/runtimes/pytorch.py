@@ -88,7 +88,9 @@ class TorchRuntime(BaseRuntime):
         arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext,
     ):
         self.name = name
-        self._model, self._static, self._arithmetic = model.eval(), static, arithmetic
+        self._model = model.eval()
+        self._static = static
+        self._arithmetic = arithmetic
 
     @classmethod
     def from_bundle(

@@ -110,7 +110,9 @@ class SharedCacheState(BatchState):
         step = workspace.graphs.beam_step()
 
         def made() -> BeamLaunch:
-            lane, tensors, other = self._sources.lane, self._step_tensors(), self._masks["other"]
+            lane = self._sources.lane
+            tensors = self._step_tensors()
+            other = self._masks["other"]
             return BeamLaunch(workspace, lane, step, tensors, top_k, other=other, candidates=candidates)
 
         buffers = *self._sources.key, self._cache.key, self._io.key, self._masks.key

@@ -25,8 +25,12 @@ class Sources:
     """
 
     def __init__(self, workspace: Workspace, lane: Lane, length: int, inputs: Region, mirror: Mirrored, cross: Region):
-        self.workspace, self.lane, self.cross = workspace, lane, cross
-        self._length, self._inputs, self._mirror = length, inputs, mirror
+        self.workspace = workspace
+        self.lane = lane
+        self.cross = cross
+        self._length = length
+        self._inputs = inputs
+        self._mirror = mirror
         self.batch, self.padded = cross["all"].shape[1], cross["all"].shape[-2]
 
     @classmethod

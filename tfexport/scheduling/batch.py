@@ -93,7 +93,9 @@ class JoinedBatch:
     takes_more = True
 
     def __init__(self, runtime: Runtime, width: int, *, attention: bool = False):
-        self._runtime, self._width, self._attention = runtime, width, attention
+        self._runtime = runtime
+        self._width = width
+        self._attention = attention
         self._state: Any = None
         self._groups: list[Group] = []
         self._idle: list[int] = []  # idle places, the lowest last
@@ -173,7 +175,9 @@ class JoinedBatch:
         outputs, self._state = self._runtime.shared_step(self._state, tokens, distinct)
         output_of = dict(zip(distinct, outputs, strict=True))
         attention = self._state.attention if self._attention else None
-        order, events, leaving = np.arange(rows), list[Event](), list[int]()
+        order = np.arange(rows)
+        events = list[Event]()
+        leaving = list[int]()
         again: list[Sentence] = []
         for group, request in zip(self._groups, requests, strict=True):
             before, sentences = group.rows, group.search.sentences
@@ -206,7 +210,9 @@ class JoinedBatch:
         self._groups = [group for group in self._groups if not group.search.is_done]
         self._idle = sorted([*self._idle, *places], reverse=True)
         if len(self._idle) == self._places:
-            self._state, self._places, self._idle = None, 0, []
+            self._state = None
+            self._places = 0
+            self._idle = []
         else:
             self._state.idle(np.array(places, dtype=np.int64))
 

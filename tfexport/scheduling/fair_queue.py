@@ -64,7 +64,9 @@ class FairQueue:
     def __init__(self) -> None:
         self._clients: dict[str, _Client] = {}
         self._heads: list[tuple[float, int, str]] = []  # a heap of each client's first tag, and of outdated ones
-        self._time, self._count, self._orders = 0.0, 0, itertools.count()
+        self._time = 0.0
+        self._count = 0
+        self._orders = itertools.count()
 
     def __len__(self) -> int:
         return self._count
@@ -138,7 +140,9 @@ class FairQueue:
         elif client.finish <= self._time:
             del self._clients[name]
         if not self._count:
-            self._clients, self._heads, self._time = {}, [], 0.0
+            self._clients = {}
+            self._heads = []
+            self._time = 0.0
 
     def waiting_since(self, client: str) -> float | None:
         """The time of the request of a client's first waiting sentence; None if none waits."""

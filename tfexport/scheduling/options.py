@@ -7,7 +7,9 @@ from typing import Literal
 
 from tfexport.option import MOST_AT_ONCE, Options, option
 
-_BATCHES, _QUEUE, _WORKERS = "Batches", "Queue", "Workers"
+_BATCHES = "Batches"
+_QUEUE = "Queue"
+_WORKERS = "Workers"
 
 WorkerKind = Literal["auto", "threads", "processes"]
 

@@ -115,7 +115,9 @@ class Scheduler:
         clock: Callable[[], float],
     ):
         self.counters = Counters()
-        self._options, self._output_limit, self._clock = options, output_limit, clock
+        self._options = options
+        self._output_limit = output_limit
+        self._clock = clock
         self._queue = Queue(options.bulk_share)
         self._requests: dict[int, _Request] = {}
         self._starts: dict[Hashable, int] = {}

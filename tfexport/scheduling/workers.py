@@ -89,7 +89,9 @@ class ThreadWorker:
     waits_since = None
 
     def __init__(self, runtime: Runtime, on_report: OnReport, on_end: OnEnd):
-        self._decoder, self._on_report, self._on_end = Decoder(runtime), on_report, on_end
+        self._decoder = Decoder(runtime)
+        self._on_report = on_report
+        self._on_end = on_end
         self._inbox: SimpleQueue[Orders | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="tfexport serves", daemon=True)
         self._thread.start()
@@ -124,7 +126,9 @@ class ProcessWorker:
     """A process that the fork server made, and a thread that reads its reports."""
 
     def __init__(self, server: ForkServer, on_report: OnReport, on_end: OnEnd):
-        self._connection, self._on_report, self._on_end = server.fork(), on_report, on_end
+        self._connection = server.fork()
+        self._on_report = on_report
+        self._on_end = on_end
         self._outbox: SimpleQueue[Orders | None] = SimpleQueue()
         self._is_closed = False
         self._pid: int | None = None
@@ -288,7 +292,10 @@ def _work(runtime: Runtime, connection: Connection) -> None:
     end_with_parent()
     connection.send(os.getpid())
     os.nice(NICENESS)
-    decoder, kept, quiet, reported = Decoder(runtime), Report(), 0, 0.0
+    decoder = Decoder(runtime)
+    kept = Report()
+    quiet = 0
+    reported = 0.0
     while True:
         several: list[Orders] = []
         while (decoder.is_idle and not several) or connection.poll():
@@ -302,5 +309,7 @@ def _work(runtime: Runtime, connection: Connection) -> None:
         is_due = now - reported >= REPORT_EVERY and (kept.events or quiet >= TOLD_AFTER)
         if is_due or decoder.is_idle:
             connection.send(kept)
-            kept, quiet, reported = Report(), 0, now
+            kept = Report()
+            quiet = 0
+            reported = now
             return_freed_memory()

@@ -29,7 +29,9 @@ class AttentionTrace:
     """
 
     def __init__(self, layer: int, n_layers: int, src_len: IntArray, width: int):
-        self._layer, self._src_len, self._width = resolve_layer(layer, n_layers), src_len, width
+        self._layer = resolve_layer(layer, n_layers)
+        self._src_len = src_len
+        self._width = width
         self._steps: list[tuple[FloatArray, IntArray]] = []
 
     def add(self, attention: FloatArray, sentences: IntArray) -> None:

@@ -72,7 +72,10 @@ class Paths:
     def __init__(
         self, sentences: IntArray, beams: IntArray, lengths: IntArray, parts: Sequence[tuple[Continuations, IntArray]]
     ):
-        self.sentences, self.lengths, self._last_beams, self._parts = sentences, lengths, beams, parts
+        self.sentences = sentences
+        self.lengths = lengths
+        self._last_beams = beams
+        self._parts = parts
 
     @property
     def tokens(self) -> IntArray:
@@ -123,7 +126,9 @@ class Backpointers:
         """Add the results of the next steps of `sentences`, [steps, sentences, candidates], live hypotheses first."""
         width = found.tokens.shape[2]
         if sentences is not self._sentences or width != self._width:
-            self._sentences, self._width, self._single = sentences, width, 0
+            self._sentences = sentences
+            self._width = width
+            self._single = 0
             self._first_rows = np.zeros(self._batch, dtype=np.int64)
             self._first_rows[sentences] = np.arange(0, len(sentences) * width, width)
         self._logs.append(Log(self._steps, found, self._first_rows))

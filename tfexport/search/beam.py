@@ -45,13 +45,19 @@ class BeamBatch:
         trace: AttentionTrace | None,
         ahead: SearchAhead | None = None,
     ):
-        config, batch, self._beam = rules.config, len(limits), options.beam
-        self._rules, self._ahead, self._trace = rules, ahead, trace
+        config = rules.config
+        batch = len(limits)
+        self._beam = options.beam
+        self._rules = rules
+        self._ahead = ahead
+        self._trace = trace
         self._options, self._profile = options, options.search_profile
         self._bos_id, self._end_ids = config.bos_id, options.end_ids(config)
         self._n_candidates = (1 + len(self._end_ids)) * self._beam
         """The number of continuations of a sentence from which the next live hypotheses are chosen."""
-        self._limits, self._shortest_limit, self._longest_limit = limits, int(limits.min()), int(limits.max())
+        self._limits = limits
+        self._shortest_limit = int(limits.min())
+        self._longest_limit = int(limits.max())
         self._length = 0
         # Live hypotheses, best first, [sentences, beam]; -inf marks a missing one. A sentence begins with one hypothesis.
         self._log_probs: LogProbs = np.full((batch, self._beam), -np.inf)
@@ -163,7 +169,9 @@ class BeamBatch:
                 let_go_on(continuations, is_eos, ending, self._beam)
         self._past.add(self.sentences, continuations)
         live = continuations.at((-1, slice(None), slice(self._beam)))
-        self._log_probs, self._parents, self.tokens = live.log_probs, live.parents, live.tokens.ravel()
+        self._log_probs = live.log_probs
+        self._parents = live.parents
+        self.tokens = live.tokens.ravel()
         if begin is not None:
             self._begin_following(begin, ends)
         done = self._finished.take(

@@ -44,7 +44,9 @@ class Ends:
         if self.n_steps > 1:
             by_sentence = groups.argsort(kind="stable")
             places, rows, steps, groups = (each.take(by_sentence) for each in (places, rows, steps, groups))
-        self.groups, self.steps, self.ranks = groups, steps, places - rows * width
+        self.groups = groups
+        self.steps = steps
+        self.ranks = places - rows * width
         self.log_probs, self.parents = found.log_probs.take(places), found.parents.take(places)
         self.tokens = found.tokens.take(places)
         is_first = begins_run(groups)
@@ -91,7 +93,9 @@ class Known:
     """
 
     def __init__(self, scores: Scores, counts: IntArray, ended_ranks: Flags):
-        self.scores, self.counts, self.ended_ranks = scores, counts, ended_ranks
+        self.scores = scores
+        self.counts = counts
+        self.ended_ranks = ended_ranks
 
     def reaches(self, bounds: Scores, rank: int) -> Flags:
         """Whether the hypothesis of this rank, counted from 1, scores at least `bounds` [steps, sentences]."""
@@ -132,7 +136,9 @@ class FinishedHypotheses:
     """
 
     def __init__(self, options: SearchOptions, limits: IntArray):
-        self._options, self._profile, self._limits = options, options.search_profile, limits
+        self._options = options
+        self._profile = options.search_profile
+        self._limits = limits
         self._most = max(options.beam, options.enough_finished)
         self.count: IntArray = np.zeros(len(limits), dtype=np.int64)
         """The number of finished hypotheses of each sentence, [batch]."""

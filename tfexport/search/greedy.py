@@ -52,10 +52,17 @@ class GreedyBatch:
         *,
         compact_below: float = COMPACT_BELOW,
     ):
-        self._rules, self._ahead, self._trace, self._compact_below = rules, ahead, trace, compact_below
-        self._end_ids, self._width, batch = options.end_ids(rules.config), options.width, len(limits)
+        self._rules = rules
+        self._ahead = ahead
+        self._trace = trace
+        self._compact_below = compact_below
+        self._end_ids = options.end_ids(rules.config)
+        self._width = options.width
+        batch = len(limits)
         self._outputs = GreedyOutputs(rules.config.bos_id, self._end_ids, limits, options)
-        self._limits, self._shortest_limit, self._longest_limit = limits, int(limits.min()), int(limits.max())
+        self._limits = limits
+        self._shortest_limit = int(limits.min())
+        self._longest_limit = int(limits.max())
         self._length = 0
         self._live = np.ones((batch, self._width), dtype=bool)  # [sentences, width]
         self._unfinished: NDArray[np.bool_] = np.ones(batch, dtype=bool)  # sentences with a live output, [sentences]
@@ -112,7 +119,9 @@ class GreedyBatch:
         Raises:
             TfexportError: an output can neither continue nor end.
         """
-        sentences, live, before = self.sentences, self._live, self._length
+        sentences = self.sentences
+        live = self._live
+        before = self._length
         self.tokens = chosen[-1].ravel()
         self._length += len(chosen)
         ends = live & is_end(chosen, self._end_ids)
@@ -171,7 +180,9 @@ class GreedyOutputs:
     """The growing outputs of a batch, by sentence. Tokens after the end of an output are never read."""
 
     def __init__(self, bos: int, end_ids: tuple[int, ...], limits: IntArray, options: SearchOptions):
-        self._bos, self._end_ids, self._options = bos, end_ids, options
+        self._bos = bos
+        self._end_ids = end_ids
+        self._options = options
         shape = (limits.max(), len(limits), options.width)
         self._ids = np.empty(shape, dtype=np.int64)
         self._log_probs = np.full(shape, np.nan)  # stays NaN without `options.scores`

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 ConstraintOrder = Literal["ordered", "unordered"]
 _SEARCH, _LENGTHS = "Search", "Lengths"
-_SAMPLING, _ALTERNATIVES, _SCORES = "Sampling", "Alternatives", "Scores and attention"
+_SAMPLING = "Sampling"
+_ALTERNATIVES = "Alternatives"
+_SCORES = "Scores and attention"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,9 @@ class RandomStreams:
     """
 
     def __init__(self, seed: int, lines: Sequence[int], samples: int):
-        self._seed, self._lines, self._samples = seed, lines, samples
+        self._seed = seed
+        self._lines = lines
+        self._samples = samples
 
     def uniform(self, sentences: IntArray, step: int) -> NDArray[np.float64]:
         """A number in [0, 1) for each sample of the sources `sentences`, for token `step`: [sentences * samples]."""

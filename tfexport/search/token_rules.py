@@ -97,7 +97,9 @@ class TokenRules:
 
     def __init__(self, runtime: Runtime, options: SearchOptions, sources: Sequence[Source], limits: IntArray):
         self.config = runtime.config
-        self._options, self._limits, self._sources = options, limits, sources
+        self._options = options
+        self._limits = limits
+        self._sources = sources
         self._common = CommonRules.of(runtime.config, options)
         self._end_ids, self._history_rules = self._common.end_ids, self._common.history_rules
         self._prefix = _prefixes(sources, self.config.forced_first_id)
@@ -261,7 +263,9 @@ class TokenRules:
     def log_probs(self, logits: FloatArray, length: int, sentences: IntArray, history: History) -> LogProbs:
         """Log-probabilities [rows, vocab] after all rules, -inf for banned tokens; see `best`."""
         require_finite(logits.max(axis=1))
-        options, eos, vocabulary = self._options, self.config.eos_id, np.arange(logits.shape[1])
+        options = self._options
+        eos = self.config.eos_id
+        vocabulary = np.arange(logits.shape[1])
         of_rows = np.repeat(sentences, len(logits) // len(sentences))
         scores = logits.astype(np.float64) if self._penalises_logits else log_softmax(logits)
         past = self._counted(history(length, sentences)) if self._history_rules or self._phrases else NO_HISTORY

@@ -61,12 +61,16 @@ class Positions:
 
     def begin(self, places: IntArray, room: int) -> None:
         """Begin other sentences at these places, with room for `room` steps."""
-        self.position[places], self.room_until[places], self.per_step[places] = 0, room, 1
+        self.position[places] = 0
+        self.room_until[places] = room
+        self.per_step[places] = 1
         self._note()
 
     def idle(self, places: IntArray) -> None:
         """Mark these places as idle."""
-        self.position[places], self.room_until[places], self.per_step[places] = 0, NEVER, 0
+        self.position[places] = 0
+        self.room_until[places] = NEVER
+        self.per_step[places] = 0
         self._note()
 
     def with_places(self, places: int) -> Positions:

@@ -50,7 +50,10 @@ class BeamState:
         attention: bool = False,
         shortlist: BatchShortlist | None = None,
     ):
-        self._context, self._beam, self._attention, self._shortlist = context, beam, attention, shortlist
+        self._context = context
+        self._beam = beam
+        self._attention = attention
+        self._shortlist = shortlist
         layout, batch = context.layout, len(src_len)
         self._positions = Positions.first(batch, layout.room)
         self._hypotheses = np.arange(beam)
@@ -71,7 +74,11 @@ class BeamState:
         Args:
             slot: the next free slot of each place, [places].
         """
-        self._cross, self._src_len, self._cache, self._mask, self._slot = cross, src_len, cache, mask, slot
+        self._cross = cross
+        self._src_len = src_len
+        self._cache = cache
+        self._mask = mask
+        self._slot = slot
         self._places, self._in_order = np.arange(len(src_len)), True
         self._step: StepGraph | None = None
 
@@ -251,7 +258,9 @@ class BeamState:
             for tensor in self._cache:
                 tensor[places] = self._context.layout.fill
         write_rows(self._cross, places, other.cross)
-        self._src_len[places], self._mask[places], self._slot[places] = other.source_lengths, False, 0
+        self._src_len[places] = other.source_lengths
+        self._mask[places] = False
+        self._slot[places] = 0
         self._positions.begin(places, self._context.layout.room)
 
     def idle(self, places: IntArray) -> None:

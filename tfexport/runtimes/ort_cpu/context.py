@@ -60,8 +60,12 @@ class Context:
         share_weights: bool = False,
         layout: CacheLayout = DEFAULT_LAYOUT,
     ):
-        self.bundle, self.config, self.precision = bundle, bundle.config, precision
-        self.threads, self.layout, self.buffers = threads, layout, Buffers()
+        self.bundle = bundle
+        self.config = bundle.config
+        self.precision = precision
+        self.threads = threads
+        self.layout = layout
+        self.buffers = Buffers()
         self.attention_is_by_row = kernels.library() is not None and calls_attention_functions(self.config, "beam_step")
         """Whether the last bits of a row's attention do not depend on the other rows. This holds with kernels. ONNX Runtime
         multiplies all rows of a sentence together."""

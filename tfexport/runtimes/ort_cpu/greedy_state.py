@@ -43,7 +43,9 @@ class GreedyState:
         attention: bool = False,
         shortlist: BatchShortlist | None = None,
     ):
-        self._context, self._attention, self._shortlist = context, attention, shortlist
+        self._context = context
+        self._attention = attention
+        self._shortlist = shortlist
         self._cross, self._src_len = list(cross), src_len
         self._filled = np.zeros(len(src_len), dtype=np.int32)  # the number of filled slots of each row
         self._per_step = np.ones(len(src_len), dtype=np.int32)  # slots that a step fills: 1, or 0 of an idle row
@@ -137,7 +139,9 @@ class GreedyState:
     def select(self, rows: IntArray) -> GreedyState:
         take_in_place(self._cross, rows)
         take_in_place(self._cache, rows)
-        self._src_len, self._filled, self._per_step = self._src_len[rows], self._filled[rows], self._per_step[rows]
+        self._src_len = self._src_len[rows]
+        self._filled = self._filled[rows]
+        self._per_step = self._per_step[rows]
         self._shortlist = self._shortlist and self._shortlist.select(rows)
         self._unbind()
         return self
@@ -145,9 +149,9 @@ class GreedyState:
     def put(self, places: IntArray, other: GreedyState) -> None:
         rows, room = max(self.rows, int(places.max()) + 1), len(self._cross[0])
         if rows > self.rows:
-            self._src_len, self._filled, self._per_step = (
-                with_rows(array, rows) for array in (self._src_len, self._filled, self._per_step)
-            )
+            self._src_len = with_rows(self._src_len, rows)
+            self._filled = with_rows(self._filled, rows)
+            self._per_step = with_rows(self._per_step, rows)
             self._unbind()
         if rows > room or other.source_room > self.source_room:
             self._cross = widened(self._context, self._cross, rows, other.source_room)

@@ -37,7 +37,9 @@ from tfexport.system import disk_cache
 from tfexport.system.file_locks import fcntl
 from tfexport.system.processes import cpu_identity
 
-GRAPH, WEIGHTS, CHECKSUMS = "graph.onnx", "weights.bin", "checksums.json"
+GRAPH = "graph.onnx"
+WEIGHTS = "weights.bin"
+CHECKSUMS = "checksums.json"
 FORMAT = 1
 """The format of the folders. Raise it when they, or the options of the sessions that write them, change."""
 

@@ -154,7 +154,10 @@ class _UnorderedState(ConstraintState):
     """
 
     def __init__(self, trie: _Trie, node: int, generated: Counts, completed: Counts):
-        self._trie, self._node, self._generated, self._completed = trie, node, generated, completed
+        self._trie = trie
+        self._node = node
+        self._generated = generated
+        self._completed = completed
         n_met = sum(completed) + self._may_complete(node, completed)
         super().__init__(sum(generated), n_met == trie.n_phrases, trie.alphabet)
 
@@ -166,7 +169,9 @@ class _UnorderedState(ConstraintState):
         return completed[node] < self._trie.ending[node]
 
     def _after(self, token: int) -> ConstraintState:
-        trie, generated, completed = self._trie, [*self._generated], [*self._completed]
+        trie = self._trie
+        generated = [*self._generated]
+        completed = [*self._completed]
         child = trie.free_child(self._node, token, generated)
         if child is None:
             child = trie.free_child(_ROOT, token, generated)

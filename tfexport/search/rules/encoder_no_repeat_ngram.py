@@ -33,7 +33,9 @@ class EncoderNoRepeatNgram(HistoryRule):
         return self.encoder_no_repeat_ngram > 0
 
     def ban(self, allowed: NDArray[np.bool_], history: IntArray, sources: Sequence[Sequence[int]] = ()) -> None:
-        n, length, vocabulary = self.encoder_no_repeat_ngram, history.shape[1], allowed.shape[1]
+        n = self.encoder_no_repeat_ngram
+        length = history.shape[1]
+        vocabulary = allowed.shape[1]
         if length < n - 1:
             return
         for row, (past, source) in enumerate(zip(history.tolist(), sources, strict=True)):
