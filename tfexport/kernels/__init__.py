@@ -63,16 +63,16 @@ class Status:
 
 def library() -> Path | None:
     """The path of the kernel library; None if it was not built, cannot be loaded, or is disabled."""
-    found = status()
-    return found.path if found.state == "ready" else None
+    current = status()
+    return current.path if current.state == "ready" else None
 
 
 def status() -> Status:
     """Whether this process can use the kernels. Only the environment is read again in each call."""
-    found = _status_here()
+    current = _status_here()
     if os.environ.get(SWITCH) != "0":
-        return found
-    return replace(found, state="disabled", reason=f"{SWITCH}=0 is set", remedy=f"Unset {SWITCH} to use them.")
+        return current
+    return replace(current, state="disabled", reason=f"{SWITCH}=0 is set", remedy=f"Unset {SWITCH} to use them.")
 
 
 @functools.cache
@@ -110,10 +110,10 @@ def status_of(folder: Path) -> Status:
 
 def _build_record(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return record if isinstance(record, dict) else {}
 
 
 def _remedy_of_build(build: Mapping[str, Any]) -> str:
@@ -133,14 +133,14 @@ def supports_this_machine() -> bool:
 def note_if_missing() -> None:
     """Log a note, once per process, if decoding runs without kernels that this machine supports."""
     global _noted
-    found = status()
-    if _noted or found.state == "ready" or not supports_this_machine():
+    current = status()
+    if _noted or current.state == "ready" or not supports_this_machine():
         return
     _noted = True
     logging.getLogger(__name__).warning(
         "note: decoding without tfexport's kernels, as %s. This is slower, and a few outputs may differ from those "
         "with kernels: in int4, and in int8 for some models. %s",
-        *(found.reason, found.remedy),
+        *(current.reason, current.remedy),
     )
 
 
@@ -150,11 +150,11 @@ def instruction_sets() -> tuple[str, ...]:
     if path is None:
         return ()
     try:
-        found = ctypes.CDLL(str(path)).tfexport_instruction_sets
+        names = ctypes.CDLL(str(path)).tfexport_instruction_sets
     except AttributeError:  # an older library without this function
         return ()
-    found.restype = ctypes.c_char_p
-    of_vectors = tuple(name for name in found().decode().split(",") if name)
+    names.restype = ctypes.c_char_p
+    of_vectors = tuple(name for name in names().decode().split(",") if name)
     return (*of_vectors, "AVX-512 VNNI") if has_products() else of_vectors
 
 

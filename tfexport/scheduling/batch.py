@@ -115,11 +115,11 @@ class JoinedBatch:
         return events + self._begin(groups) if groups else events
 
     def _search(self, members: Sequence[Sentence]) -> SearchBatch:
-        return search_batch(self._runtime, [one.source for one in members], members[0].options, at_once=True)
+        return search_batch(self._runtime, [member.source for member in members], members[0].options, at_once=True)
 
     def _begin(self, groups: Sequence[tuple[Sequence[Sentence], SearchBatch]]) -> list[Event]:
-        every = [one for members, _ in groups for one in members]
-        sources = [one.source.ids for one in every]
+        every = [member for members, _ in groups for member in members]
+        sources = [member.source.ids for member in every]
         runs = pieces([len(ids) for ids in sources])
         try:
             # Encode all groups before the first one gets a place: if memory is short, running sentences continue.
@@ -236,7 +236,7 @@ class SeparateBatch:
     """A batch of one group with its own state. No sentence can join it."""
 
     def __init__(self, runtime: Runtime):
-        self._given = self._runtime = runtime
+        self._unmasked = self._runtime = runtime
         self._state: Any = None
         self._group: Group | None = None
 
@@ -249,9 +249,9 @@ class SeparateBatch:
         return len(self._group.search.tokens) if self._group else 0
 
     def add(self, sentences: Sequence[Sentence]) -> list[Event]:
-        sources, options = [one.source for one in sentences], sentences[0].options
+        sources, options = [sentence.source for sentence in sentences], sentences[0].options
         try:
-            self._runtime, self._state = encode(self._given, sources, options)
+            self._runtime, self._state = encode(self._unmasked, sources, options)
             search = search_batch(self._runtime, sources, options, at_once=True)
         except Exception as error:
             return failed(sentences, error)
@@ -285,7 +285,7 @@ class SeparateBatch:
             self._end()
             if len(members) == 1:
                 return failed(members, error)
-            return [event for one in members for event in self._alone(one)]
+            return [event for member in members for event in self._alone(member)]
         self._state = state if moved is None or search.is_done else state.select(moved)
         events = list(group.events())
         if search.is_done:

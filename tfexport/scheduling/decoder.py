@@ -22,7 +22,7 @@ class _Expanded:
     key: Hashable
     alternatives: Alternatives
     parts: list[Hashable]
-    found: dict[Hashable, list[Hypothesis]] = field(default_factory=dict)
+    outputs: dict[Hashable, list[Hypothesis]] = field(default_factory=dict)
 
 
 class Decoder:
@@ -55,7 +55,7 @@ class Decoder:
             rows = batch.rows
             events += self._step(kind, batch)
             report.steps.append((rows, self._clock() - start))
-        report.events = [told for event in events for told in self._told(event)]
+        report.events = [reported for event in events for reported in self._reported(event)]
         return report
 
     def _add(self, sentences: Iterable[Sentence]) -> list[Event]:
@@ -109,7 +109,7 @@ class Decoder:
         parts = {part for key in gone for part in self._expanded.pop(key).parts}
         every = keys | parts
         for kind, waiting in list(self._waiting.items()):
-            self._waiting[kind] = deque(one for one in waiting if one.key not in every)
+            self._waiting[kind] = deque(sentence for sentence in waiting if sentence.key not in every)
             if not self._waiting[kind]:
                 del self._waiting[kind]
         for kind, batch in list(self._batches.items()):
@@ -119,24 +119,26 @@ class Decoder:
 
     def _parts(self, sentence: Sentence) -> list[Sentence]:
         """The sentences whose best outputs are the alternatives of this one."""
-        found = Alternatives(self._runtime, [sentence.source], sentence.options)
-        sources = [source for batch in found.batches for source in batch]
-        parts = [Sentence((sentence.key, number), source, found.options) for number, source in enumerate(sources)]
-        self._expanded[sentence.key] = _Expanded(sentence.key, found, [part.key for part in parts])
+        alternatives = Alternatives(self._runtime, [sentence.source], sentence.options)
+        sources = [source for batch in alternatives.batches for source in batch]
+        parts = [
+            Sentence((sentence.key, number), source, alternatives.options) for number, source in enumerate(sources)
+        ]
+        self._expanded[sentence.key] = _Expanded(sentence.key, alternatives, [part.key for part in parts])
         return parts
 
-    def _told(self, event: Event) -> list[Event]:
+    def _reported(self, event: Event) -> list[Event]:
         """The events to report for an event. Parts of a sentence are reported when all of them are done."""
         whole = self._whole_of(event.key)
         if whole is None:
             return [event]
         if isinstance(event, Finished):
-            whole.found[event.key] = event.hypotheses
-            if len(whole.found) < len(whole.parts):
+            whole.outputs[event.key] = event.hypotheses
+            if len(whole.outputs) < len(whole.parts):
                 return []
             del self._expanded[whole.key]
-            found = whole.alternatives.best_continuations([[whole.found[part]] for part in whole.parts])
-            return [Finished(whole.key, found[0])]
+            outputs = whole.alternatives.best_continuations([[whole.outputs[part]] for part in whole.parts])
+            return [Finished(whole.key, outputs[0])]
         if isinstance(event, Failed):
             self._drop(frozenset([whole.key]))
             return [Failed(whole.key, event.error)]

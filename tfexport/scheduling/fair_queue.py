@@ -34,7 +34,7 @@ class Waiting:
     since: float
     """The time of its request."""
     client: str = ""
-    """Who sent the request."""
+    """The name of the client that sent the request; empty if unknown."""
 
     @property
     def cost(self) -> int:

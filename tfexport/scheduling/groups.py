@@ -35,10 +35,10 @@ class Group:
     sentences: Sequence[Sentence]
     places: IntArray
     rows: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    _told: dict[int, int] = field(default_factory=dict)
+    _n_reported: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._streams = any(one.streams for one in self.sentences)
+        self._streams = any(sentence.streams for sentence in self.sentences)
 
     def live(self) -> list[Sentence]:
         return [self.sentences[index] for index in self.search.sentences.tolist()]
@@ -67,8 +67,8 @@ class Group:
         for index in self.search.sentences.tolist():
             if self.sentences[index].streams:
                 ids, log_probs = self.search.stable_prefix(index)
-                if len(ids) > self._told.get(index, 0):
-                    self._told[index] = len(ids)
+                if len(ids) > self._n_reported.get(index, 0):
+                    self._n_reported[index] = len(ids)
                     yield Decided(self.sentences[index].key, tuple(ids.tolist()), tuple(log_probs.tolist()))
 
 
@@ -112,12 +112,12 @@ def failed(sentences: Iterable[Sentence], error: Exception) -> list[Event]:
 
 def pieces(lengths: Sequence[int]) -> list[list[int]]:
     """Indices of sources in runs of the encoder, of similar lengths, the longest first, so that runs have little padding."""
-    found: list[list[int]] = []
+    runs: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        piece = found[-1] if found else []
+        piece = runs[-1] if runs else []
         # A short piece continues, because each run of the encoder has a fixed cost.
         if piece and (lengths[index] >= LIKE_LENGTH * lengths[piece[0]] or lengths[piece[0]] * len(piece) < FEWEST_IDS):
             piece.append(index)
         else:
-            found.append([index])
-    return found
+            runs.append([index])
+    return runs

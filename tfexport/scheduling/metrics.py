@@ -86,5 +86,5 @@ class Counters:
 
     def to_dict(self) -> dict[str, object]:
         """A JSON-ready copy."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        values = {metric.name: getattr(self, metric.name) for metric in fields(self)}
         return {name: value.to_dict() if isinstance(value, Histogram) else value for name, value in values.items()}

@@ -63,7 +63,7 @@ class _Request:
     since: float
     listener: Listener
     outputs: dict[int, list[Hypothesis]] = field(default_factory=dict)
-    told: dict[int, int] = field(default_factory=dict)
+    n_reported: dict[int, int] = field(default_factory=dict)
     """The number of tokens of each sentence that the listener has: a sentence that begins again reports them again."""
 
 
@@ -242,8 +242,8 @@ class Scheduler:
         mine = self._workers[worker]
         drop, mine.drop = tuple(mine.drop), []
         add: list[Sentence] = []
-        encoded, longest = 0, max((one.tokens for one in mine.running.values()), default=0)
-        share = -(-(self._queue.rows + sum(one.rows for one in self._workers.values())) // len(self._workers))
+        encoded, longest = 0, max((running.tokens for running in mine.running.values()), default=0)
+        share = -(-(self._queue.rows + sum(each.rows for each in self._workers.values())) // len(self._workers))
         while add or self._may_begin(mine):
             first = self._queue.first()
             if first is None:
@@ -330,8 +330,8 @@ class Scheduler:
 
     def _decided(self, event: Decided) -> None:
         request, index = self._of(event.key)
-        if request is not None and len(event.ids) > request.told.get(index, 0):
-            request.told[index] = len(event.ids)
+        if request is not None and len(event.ids) > request.n_reported.get(index, 0):
+            request.n_reported[index] = len(event.ids)
             request.listener.decided(index, event.ids, event.log_probs)
 
     def _finished(self, event: Finished, source_tokens: int) -> None:

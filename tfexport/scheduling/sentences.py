@@ -73,7 +73,7 @@ def merged(several: Sequence[Orders]) -> Orders:
     if len(several) == 1:
         return several[0]
     drop = tuple(key for orders in several for key in orders.drop)
-    return Orders(tuple(one for orders in several for one in orders.add if one.key not in drop), drop)
+    return Orders(tuple(sentence for orders in several for sentence in orders.add if sentence.key not in drop), drop)
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ Outputs = list[list[Hypothesis]]
 """The hypotheses of each sentence of a request."""
 
 OnDecided = Callable[[int, tuple[int, ...], tuple[float, ...]], None]
-"""As `Listener.decided`. It is called in a thread of the service and must not block."""
+"""A function with the arguments of `Listener.decided`. It is called in a thread of the service and must not block."""
 
 
 LATE = 0.5
@@ -204,8 +204,8 @@ class Service:
     def _deliver(self) -> None:
         """Wake each event loop once for all answers, because a call into another thread costs more than an answer."""
         by_loop: dict[asyncio.AbstractEventLoop, list[_Delivery]] = {}
-        for one in self._delivered:
-            by_loop.setdefault(one.future.get_loop(), []).append(one)
+        for delivery in self._delivered:
+            by_loop.setdefault(delivery.future.get_loop(), []).append(delivery)
         self._delivered.clear()
         for loop, several in by_loop.items():
             with suppress(RuntimeError):  # the loop is closed, so no task waits
@@ -226,13 +226,13 @@ class _Delivery:
 
 
 def _resolve(several: Sequence[_Delivery]) -> None:
-    for one in several:
-        if one.future.done():
+    for delivery in several:
+        if delivery.future.done():
             continue
-        if one.error is not None:
-            one.future.set_exception(one.error)
+        if delivery.error is not None:
+            delivery.future.set_exception(delivery.error)
         else:
-            one.future.set_result(one.outputs or [])
+            delivery.future.set_result(delivery.outputs or [])
 
 
 class _Listener:

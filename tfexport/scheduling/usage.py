@@ -1,4 +1,4 @@
-"""Who makes a call, and the work of the call, for example for a server that logs its requests.
+"""The client and the work of a call, for example for a server that logs its requests.
 
 Set `current` before a call, and read it afterwards. Tasks and threads that the call starts see the same object.
 """
@@ -14,7 +14,7 @@ class Usage:
     """Sums over all decoded sentences."""
 
     client: str = ""
-    """Who makes the call: the sentences of several clients take turns."""
+    """The name of the client. The sentences of several clients take turns."""
     sentences: int = 0
     source_tokens: int = 0
     tokens: int = 0

@@ -41,7 +41,7 @@ from tfexport.scheduling.options import ServingOptions
 from tfexport.scheduling.sentences import NO_ORDERS, Orders, Report, merged
 from tfexport.system.processes import close_sockets, end_with_parent, return_freed_memory
 
-TOLD_AFTER = 2
+REPORT_AFTER = 2
 """Steps after which a worker process reports even if nothing was decided. A report takes a fraction of a step's time."""
 
 REPORT_EVERY = 0.005
@@ -201,18 +201,18 @@ class ForkServer:
     def __init__(self, runtime: Runtime):
         # A garbage collection writes to every object that it visits, and written memory is no longer shared.
         gc.freeze()
-        self._control, theirs = socket.socketpair()
+        self._control, of_child = socket.socketpair()
         self._pid = os.fork()
         if self._pid == 0:
-            _exits(partial(_serve_forks, runtime, theirs, self._control))
-        theirs.close()
+            _exits(partial(_serve_forks, runtime, of_child, self._control))
+        of_child.close()
 
     def fork(self) -> Connection:
         """Fork a new worker; returns the connection to it."""
-        ours, theirs = socket.socketpair()
-        with theirs:
+        ours, of_worker = socket.socketpair()
+        with of_worker:
             try:
-                socket.send_fds(self._control, [FORK], [theirs.fileno()])
+                socket.send_fds(self._control, [FORK], [of_worker.fileno()])
             except OSError as error:
                 raise TfexportError(
                     "the process that makes workers ended. Close the model, and load it again."
@@ -270,17 +270,17 @@ def _exits(run: Callable[[], None]) -> None:
     os._exit(0)
 
 
-def _serve_forks(runtime: Runtime, control: socket.socket, theirs: socket.socket) -> None:
-    theirs.close()
+def _serve_forks(runtime: Runtime, control: socket.socket, of_parent: socket.socket) -> None:
+    of_parent.close()
     close_sockets(keep=control.fileno())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process by closing its end
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps workers that end
     while True:
-        message, found, _, _ = socket.recv_fds(control, 1, 1)
+        message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if message != FORK:
             return
-        connection = Connection(found[0])
+        connection = Connection(descriptors[0])
         if os.fork() == 0:
             control.close()
             _exits(partial(_work, runtime, connection))
@@ -306,7 +306,7 @@ def _work(runtime: Runtime, connection: Connection) -> None:
         report, quiet = decoder.turn(merged(several) if several else NO_ORDERS), quiet + 1
         kept = Report(kept.events + report.events, kept.steps + report.steps)
         now = time.monotonic()
-        is_due = now - reported >= REPORT_EVERY and (kept.events or quiet >= TOLD_AFTER)
+        is_due = now - reported >= REPORT_EVERY and (kept.events or quiet >= REPORT_AFTER)
         if is_due or decoder.is_idle:
             connection.send(kept)
             kept = Report()

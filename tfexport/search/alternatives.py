@@ -57,13 +57,13 @@ class Alternatives:
             options, alternatives=0, min_alternative_prob=0.0, token_scores=True, nbest=options.beam if chooses else 1
         )
 
-    def best_continuations(self, found: Sequence[Sequence[list[Hypothesis]]]) -> list[list[Hypothesis]]:
+    def best_continuations(self, results: Sequence[Sequence[list[Hypothesis]]]) -> list[list[Hypothesis]]:
         """The best hypothesis of each alternative, by source.
 
         Args:
-            found: the results of the searches of `batches`.
+            results: the hypotheses of each source of each of the `batches`.
         """
-        hypotheses = (of_source for batch in found for of_source in batch)
+        hypotheses = (of_source for batch in results for of_source in batch)
         return [
             [
                 self._best(next(hypotheses), position, candidate.log_prob) if has_room else next(hypotheses)[0]
@@ -80,7 +80,7 @@ class Alternatives:
         no_limits = np.full(len(sources), np.iinfo(np.int64).max)
         rules, sentences = TokenRules(runtime, options, without_eos, no_limits), np.arange(len(sources))
         past = np.full((len(sources) * options.width, 1), runtime.config.bos_id, dtype=np.int64)
-        found = [[Candidate(-1, 0.0)] for _ in sources]  # for sources without room for a token
+        alternatives = [[Candidate(-1, 0.0)] for _ in sources]  # for sources without room for a token
         last = max((place for place, has_room in zip(positions, self._has_room, strict=True) if has_room), default=-1)
         for position in range(last + 1):
             tokens, length = np.ascontiguousarray(past[:, -1]), position + 1
@@ -91,16 +91,16 @@ class Alternatives:
             for index in range(len(sources)):
                 if self._has_room[index] and position == positions[index]:
                     row = index * options.width  # all rows of a source are equal
-                    found[index] = self._likely(best.ids[row].tolist(), best.log_probs[row].tolist())
+                    alternatives[index] = self._likely(best.ids[row].tolist(), best.log_probs[row].tolist())
             past = np.concatenate([past, best.ids[:, :1]], axis=1)
-        return found
+        return alternatives
 
     def _likely(self, ids: Sequence[int], log_probs: Sequence[float]) -> list[Candidate]:
         """The possible tokens of this ranking with at least the minimum probability; always the best possible one."""
         options = self._options
         least = math.log(options.min_alternative_prob) if options.min_alternative_prob else -math.inf
-        possible = [Candidate(*one) for one in zip(ids, log_probs, strict=True) if one[1] > -math.inf]
-        return possible[:1] + [one for one in possible[1:] if one.log_prob >= least]
+        possible = [Candidate(*pair) for pair in zip(ids, log_probs, strict=True) if pair[1] > -math.inf]
+        return possible[:1] + [candidate for candidate in possible[1:] if candidate.log_prob >= least]
 
     def _best(self, continuations: Sequence[Hypothesis], position: int, log_prob: float) -> Hypothesis:
         """The best of the `continuations` of an alternative. Its token at `position` has this log-probability."""
@@ -109,12 +109,12 @@ class Alternatives:
             best = continuations[0]
             return best if options.token_scores else replace(best, token_log_probs=())
 
-        def steps(found: Hypothesis) -> list[float]:
-            return [*found.token_log_probs[:position], log_prob, *found.token_log_probs[position + 1 :]]
+        def steps(hypothesis: Hypothesis) -> list[float]:
+            return [*hypothesis.token_log_probs[:position], log_prob, *hypothesis.token_log_probs[position + 1 :]]
 
-        def score(found: Hypothesis) -> float:
-            left = len(found.ids) - position - 1
-            before, after = sum(steps(found)[: position + 1]), sum(steps(found)[position + 1 :])
+        def score(hypothesis: Hypothesis) -> float:
+            left = len(hypothesis.ids) - position - 1
+            before, after = sum(steps(hypothesis)[: position + 1]), sum(steps(hypothesis)[position + 1 :])
             return before + (options.normalise(after, left) if left else 0.0)
 
         best = max(continuations, key=score)

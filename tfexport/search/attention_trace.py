@@ -45,7 +45,7 @@ class AttentionTrace:
         """The attention of each token of a hypothesis of sentence `index`, [tokens, source ids].
 
         Args:
-            beams: for each token, the beam of the hypothesis, or the number of the sample, in the step that found the token.
+            beams: for each token, the beam of the hypothesis, or the number of the sample, in the step that chose the token.
         """
         steps = zip(self._steps, beams, strict=False)
         return np.stack([mean[place[index], beam, : self._src_len[index]] for (mean, place), beam in steps])

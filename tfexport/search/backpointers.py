@@ -55,7 +55,7 @@ class Log(NamedTuple):
 
     first: int
     """The number of steps before this log."""
-    found: Continuations
+    continuations: Continuations
     """[steps, sentences, candidates]. The first `beam` candidates continue."""
     first_rows: IntArray
     """For each sentence of the batch, the row of its first candidate in the arrays [sentences * candidates] of a step."""
@@ -80,23 +80,25 @@ class Paths:
     @property
     def tokens(self) -> IntArray:
         """[length, hypotheses]"""
-        return self._read([(found.tokens, rows) for found, rows in self._parts], np.int64)
+        return self._read([(continuations.tokens, rows) for continuations, rows in self._parts], np.int64)
 
     @property
     def log_probs(self) -> LogProbs:
         """The log-probability of each hypothesis up to each token, [length, hypotheses]."""
-        return self._read([(found.log_probs, rows) for found, rows in self._parts], np.float64)
+        return self._read([(continuations.log_probs, rows) for continuations, rows in self._parts], np.float64)
 
     def beams(self) -> list[list[int]]:
         """For each hypothesis, the beam that each token continues, and the beam that a next token would continue."""
-        continued = self._read([(found.parents, rows) for found, rows in self._parts], np.int64).T.tolist()
+        continued = self._read(
+            [(continuations.parents, rows) for continuations, rows in self._parts], np.int64
+        ).T.tolist()
         lasts = zip(continued, self.lengths.tolist(), self._last_beams.tolist(), strict=True)
         return [[*beams[:length], last] for beams, length, last in lasts]
 
     def token_log_probs(self, totals: LogProbs) -> list[tuple[float, ...]]:
         """For each hypothesis, the log-probability of each token, and of one further token whose addition gives `totals`."""
-        sums = zip(self.log_probs.T, self.lengths.tolist(), totals.tolist(), strict=True)
-        return [tuple(np.diff(one[:length], prepend=0.0, append=total).tolist()) for one, length, total in sums]
+        hypotheses = zip(self.log_probs.T, self.lengths.tolist(), totals.tolist(), strict=True)
+        return [tuple(np.diff(sums[:length], prepend=0.0, append=total).tolist()) for sums, length, total in hypotheses]
 
     def _read(self, parts: Sequence[tuple[NDArray[Any], IntArray]], dtype: Any) -> NDArray[Any]:
         read = np.empty((sum(len(rows) for _, rows in parts), len(self.sentences)), dtype=dtype)
@@ -122,18 +124,18 @@ class Backpointers:
         self._sentences: IntArray | None = None
         self._width = 0
 
-    def add(self, sentences: IntArray, found: Continuations) -> None:
+    def add(self, sentences: IntArray, continuations: Continuations) -> None:
         """Add the results of the next steps of `sentences`, [steps, sentences, candidates], live hypotheses first."""
-        width = found.tokens.shape[2]
+        width = continuations.tokens.shape[2]
         if sentences is not self._sentences or width != self._width:
             self._sentences = sentences
             self._width = width
             self._single = 0
             self._first_rows = np.zeros(self._batch, dtype=np.int64)
             self._first_rows[sentences] = np.arange(0, len(sentences) * width, width)
-        self._logs.append(Log(self._steps, found, self._first_rows))
-        self._steps += len(found.tokens)
-        self._single = self._single + 1 if len(found.tokens) == 1 else 0
+        self._logs.append(Log(self._steps, continuations, self._first_rows))
+        self._steps += len(continuations.tokens)
+        self._single = self._single + 1 if len(continuations.tokens) == 1 else 0
         if self._single == JOINED:
             self._join()
 
@@ -141,7 +143,7 @@ class Backpointers:
         """Join the last `JOINED` logs into one."""
         logs = self._logs[-JOINED:]
         log_probs, parents, tokens = (
-            np.concatenate(fields) for fields in zip(*(log.found for log in logs), strict=True)
+            np.concatenate(fields) for fields in zip(*(log.continuations for log in logs), strict=True)
         )
         self._logs[-JOINED:] = [Log(logs[0].first, Continuations(log_probs, parents, tokens), self._first_rows)]
         self._single = 0
@@ -158,11 +160,11 @@ class Backpointers:
         for log in reversed(self._logs):
             if log.first >= longest:
                 continue
-            found, first_rows = log.found.at(slice(longest - log.first)), log.first_rows.take(sentences)
-            steps = len(found.tokens)
+            continuations, first_rows = log.continuations.at(slice(longest - log.first)), log.first_rows.take(sentences)
+            steps = len(continuations.tokens)
             rows = np.empty((steps, len(sentences)), dtype=np.int64)
             rows[-1] = first_rows + last
-            parents = found.parents.reshape(steps, -1)
+            parents = continuations.parents.reshape(steps, -1)
             begins = lengths == np.arange(log.first, log.first + steps)[:, None]
             some_begin = begins.any(axis=1).tolist()
             for step in range(steps - 1, -1, -1):
@@ -172,5 +174,5 @@ class Backpointers:
                     np.copyto(last, beams, where=begins[step])
                 if step:
                     np.add(first_rows, last, out=rows[step - 1])
-            parts.append((found, rows))
+            parts.append((continuations, rows))
         return Paths(sentences, beams, lengths, parts[::-1])

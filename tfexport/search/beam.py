@@ -261,7 +261,7 @@ class BeamBatch:
             return None
         index, lengths = sentences[ends.groups], ends.steps + length
         paths = self._past.read(index, ends.parents, lengths - 1)
-        return self._options.coverage_penalty * np.array([coverage(one) for one in self._attention(paths)])
+        return self._options.coverage_penalty * np.array([coverage(attention) for attention in self._attention(paths)])
 
     def _attention(self, paths: Paths) -> list[FloatArray]:
         """The cross-attention of each token of the hypotheses, and of one token more."""

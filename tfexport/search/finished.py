@@ -27,7 +27,7 @@ class Ends:
 
     Args:
         places: the flat indices of these candidates among those of all steps, ascending.
-        found: the continuations of the steps.
+        continuations: the continuations of the steps.
 
     Attributes:
         groups, steps, ranks: the place of the sentence, the step and the rank of each end, each [ends].
@@ -36,8 +36,8 @@ class Ends:
         log_probs, parents, tokens: as in `Continuations`, [ends].
     """
 
-    def __init__(self, places: IntArray, found: Continuations):
-        self.n_steps, self.n_sentences, width = found.tokens.shape
+    def __init__(self, places: IntArray, continuations: Continuations):
+        self.n_steps, self.n_sentences, width = continuations.tokens.shape
         rows = places // width
         steps = rows // self.n_sentences
         groups = rows - steps * self.n_sentences
@@ -47,17 +47,17 @@ class Ends:
         self.groups = groups
         self.steps = steps
         self.ranks = places - rows * width
-        self.log_probs, self.parents = found.log_probs.take(places), found.parents.take(places)
-        self.tokens = found.tokens.take(places)
+        self.log_probs, self.parents = continuations.log_probs.take(places), continuations.parents.take(places)
+        self.tokens = continuations.tokens.take(places)
         is_first = begins_run(groups)
         self.rows, self.firsts = is_first.cumsum() - 1, is_first.nonzero()[0]
 
     @classmethod
-    def of(cls, places: IntArray, found: Continuations) -> Ends | None:
+    def of(cls, places: IntArray, continuations: Continuations) -> Ends | None:
         """The candidates at `places` that exist; None if there are none."""
         if len(places):
-            places = places[found.log_probs.take(places) > -np.inf]
-        return cls(places, found) if len(places) else None
+            places = places[continuations.log_probs.take(places) > -np.inf]
+        return cls(places, continuations) if len(places) else None
 
     def __len__(self) -> int:
         return len(self.groups)

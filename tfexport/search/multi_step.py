@@ -38,10 +38,10 @@ class SearchAhead:
     def __init__(self, rules: TokenRules, options: SearchOptions, capabilities: Capabilities):
         self._rules, self._beam = rules, options.beam
         able = capabilities.greedy_ahead if options.width == 1 else capabilities.beam_ahead
-        found = obstacle(options) if able else ""
-        if found:
-            _note_once(found)
-        self._able = able and not found
+        reason = obstacle(options) if able else ""
+        if reason:
+            _note_once(reason)
+        self._able = able and not reason
         ends = options.end_ids(rules.config)
         self._leaving = () if options.search_profile.continues_past_eos and options.beam > 1 else ends
 

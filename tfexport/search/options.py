@@ -240,8 +240,8 @@ class BaseSearchOptions(Options):
         return [conflict for conflict, present in conflicts.items() if present]
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], token_ids: Callable[[str], tuple[int, ...]] | None = None) -> Self:
-        """The options that are `given` by name. Missing options, and those that are None, have the profile's default.
+    def of(cls, values: Mapping[str, Any], token_ids: Callable[[str], tuple[int, ...]] | None = None) -> Self:
+        """The options with these `values`, by name. Missing options, and those that are None, have the profile's default.
 
         Lists become tuples, and text of tokens becomes ids.
 
@@ -252,21 +252,21 @@ class BaseSearchOptions(Options):
         Raises:
             TfexportError: an option does not exist, its value has a wrong type or is out of range, or a token is unknown.
         """
-        chosen = {name: value for name, value in checked(cls, given).items() if value is not None}
-        for name in chosen.keys() & {name for name, found in declared(cls).items() if found.about.tokens}:
+        chosen = {name: value for name, value in checked(cls, values).items() if value is not None}
+        for name in chosen.keys() & {name for name, declaration in declared(cls).items() if declaration.about.tokens}:
             chosen[name] = _ids(name, chosen[name], token_ids)
-        theirs = PROFILES[chosen.get("profile", "tfexport")]
+        profile = PROFILES[chosen.get("profile", "tfexport")]
         own = {
-            "length_penalty": theirs.length_penalty,
+            "length_penalty": profile.length_penalty,
             # With a limit of one token, eos must be possible as the first one.
-            "min_length": min(theirs.min_length, max(0, chosen.get("max_length", cls.max_length) - 1)),
+            "min_length": min(profile.min_length, max(0, chosen.get("max_length", cls.max_length) - 1)),
         }
         return cls(**{**own, **chosen})
 
     @classmethod
-    def for_profile(cls, profile: ProfileName, **given: Any) -> Self:
+    def for_profile(cls, profile: ProfileName, **values: Any) -> Self:
         """`of`, with the profile as the first argument."""
-        return cls.of({"profile": profile, **given})
+        return cls.of({"profile": profile, **values})
 
     @property
     def width(self) -> int:
@@ -294,12 +294,12 @@ class BaseSearchOptions(Options):
     @property
     def active_rules(self) -> list[type[HistoryRule]]:
         """The rules about past tokens that the options enable, in the order in which they run."""
-        rules = [one for one in reversed(type(self).__mro__) if issubclass(one, HistoryRule)]
-        return [one for one in rules if one not in (HistoryRule, type(self)) and one.is_active(self)]  # type: ignore[arg-type]
+        rules = [base for base in reversed(type(self).__mro__) if issubclass(base, HistoryRule)]
+        return [rule for rule in rules if rule not in (HistoryRule, type(self)) and rule.is_active(self)]  # type: ignore[arg-type]
 
     @property
     def needs(self) -> Needs:
-        """What the search needs from a runtime."""
+        """The properties of the search that decide which graphs a runtime loads."""
         from tfexport.runtimes.base import Needs
 
         return Needs(self.width, self.best_only, self.reads_attention)
@@ -370,7 +370,7 @@ def length_divisor(length: int, exponent: float, google_length: bool) -> float:
 def _ids(name: str, value: Any, token_ids: Callable[[str], tuple[int, ...]] | None) -> Any:
     """The value of an option whose values are tokens, with ids instead of text at every depth."""
     if isinstance(value, tuple):
-        return tuple(_ids(name, one, token_ids) for one in value)
+        return tuple(_ids(name, item, token_ids) for item in value)
     if not isinstance(value, str):
         return value
     if token_ids is None:

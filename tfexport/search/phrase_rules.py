@@ -47,11 +47,13 @@ class Glued:
             here = places[ids[0]]
             if len(continuing) and kind_of(text[-1]) != "alone" and ids not in after:
                 needed = [
-                    one[at + len(ids)] for one, at in here if one[at : at + len(ids)] == ids and one[at + len(ids) :]
+                    other[at + len(ids)]
+                    for other, at in here
+                    if other[at : at + len(ids)] == ids and other[at + len(ids) :]
                 ]
                 after[ids] = continuing[~np.isin(continuing, needed)] if needed else continuing
             if parts.unfinished_ids and kind_of(text[0]) == "run":
-                before[ids[0]] = {one[at - 1] for one, at in here if at}
+                before[ids[0]] = {other[at - 1] for other, at in here if at}
         return cls([*after.items()], parts.unfinished_ids, before) if after or before else None
 
     def ban(self, allowed: NDArray[np.bool_], past: Sequence[int]) -> None:
@@ -78,10 +80,10 @@ class Forbidden:
 
     @classmethod
     def of(cls, source: Source) -> Forbidden | None:
-        """Those of a source; None if it has none."""
+        """The forbidden phrases of a source; None if it has none."""
         if not source.forbidden:
             return None
-        kinds = [[one.ids for one in source.forbidden if one.is_attached == kind] for kind in (False, True)]
+        kinds = [[phrase.ids for phrase in source.forbidden if phrase.is_attached == kind] for kind in (False, True)]
         separating = source.word_parts.separating if source.word_parts is not None else frozenset()
         return cls(last_tokens(kinds[0]), last_tokens(kinds[1]), separating)
 
@@ -90,12 +92,12 @@ class Forbidden:
         longest = max((*self.anywhere, *self.attached), default=0)
         end = tuple(past[max(0, len(past) - longest - 1) :])
         for size, by_before in self.anywhere.items():
-            if size <= len(end) and (found := by_before.get(end[len(end) - size :])) is not None:
-                allowed[found] = False
+            if size <= len(end) and (banned := by_before.get(end[len(end) - size :])) is not None:
+                allowed[banned] = False
         for size, by_before in self.attached.items():
             is_apart = size == len(past) or (size < len(past) and end[len(end) - size - 1] in self.separating)
-            if is_apart and (found := by_before.get(end[len(end) - size :])) is not None:
-                allowed[found] = False
+            if is_apart and (banned := by_before.get(end[len(end) - size :])) is not None:
+                allowed[banned] = False
 
     def is_in(self, ids: Ids) -> bool:
         """Whether `ids` contain a phrase."""

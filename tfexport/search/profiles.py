@@ -52,7 +52,7 @@ class SearchProfile:
     top_ends: bool = False
     """Without a length penalty, a sentence is done once the best candidate of a step has ended and `nbest` are finished."""
     at_limit: Literal["compete", "end", "eos"]
-    """What happens at the length limit. `compete`: the live hypotheses compete with the finished ones. `end`: the first
+    """The outputs at the length limit. `compete`: the live hypotheses compete with the finished ones. `end`: the first
     `beam` candidates are finished, whatever their last token is. `eos`: the last token can only be eos."""
     narrows_beam: bool = False
     """Each finished hypothesis makes the beam of its sentence narrower by one."""

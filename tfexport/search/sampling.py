@@ -23,12 +23,12 @@ class RandomStreams:
 
     def uniform(self, sentences: IntArray, step: int) -> NDArray[np.float64]:
         """A number in [0, 1) for each sample of the sources `sentences`, for token `step`: [sentences * samples]."""
-        found = np.empty((len(sentences), self._samples))
+        numbers = np.empty((len(sentences), self._samples))
         for place, index in enumerate(sentences.tolist()):
             for sample in range(self._samples):
                 bits = np.random.Philox(key=[self._seed, self._lines[index]], counter=[0, 0, sample, step])
-                found[place, sample] = np.random.Generator(bits).random()
-        return found.ravel()
+                numbers[place, sample] = np.random.Generator(bits).random()
+        return numbers.ravel()
 
 
 def draw(log_probs: NDArray[np.float64], uniform: NDArray[np.float64], options: SearchOptions) -> IntArray:
@@ -50,6 +50,6 @@ def draw(log_probs: NDArray[np.float64], uniform: NDArray[np.float64], options: 
         # The token with which the sum reaches top_p is kept; those after it are not.
         weights[(sums - weights) >= options.top_p * sums[:, -1:]] = 0.0
         sums = np.cumsum(weights, axis=1)
-    # The weights after the place are not all 0, so the token that is found has a weight above 0.
+    # The weights after the place are not all 0, so the token that is drawn has a weight above 0.
     places = (sums <= uniform[:, None] * sums[:, -1:]).sum(axis=1)
     return np.take_along_axis(order, np.minimum(places, log_probs.shape[1] - 1)[:, None], axis=1)[:, 0]

@@ -1,4 +1,4 @@
-"""The one entry point to all searches: greedy and beam search, sampling and alternatives, over any runtime, in NumPy.
+"""The entry point to all searches: greedy and beam search, sampling and alternatives, over any runtime, in NumPy.
 
 Ties break the same way wherever the host or ONNX Runtime's CPU provider ranks tokens: the lower beam first, then the lower
 token id. A GPU may rank equal logits in any order. Scores are summed in float64.
@@ -43,10 +43,11 @@ def search(
     constrained = [bool(source.required) for source in batch]
     if any(constrained) and not all(constrained):  # constrained and other sources are separate batches
         kinds = [
-            [source for source, one in zip(batch, constrained, strict=True) if one is kind] for kind in (True, False)
+            [source for source, is_constrained in zip(batch, constrained, strict=True) if is_constrained is kind]
+            for kind in (True, False)
         ]
-        found = [iter(search(runtime, kind, options)) for kind in kinds]
-        return [next(found[not one]) for one in constrained]
+        results = [iter(search(runtime, kind, options)) for kind in kinds]
+        return [next(results[not is_constrained]) for is_constrained in constrained]
     if options.alternatives and sources:
         if any(constrained):
             require_beam(options)
@@ -94,7 +95,7 @@ def search_batch(
     """The search of a batch before its first step, except for alternatives.
 
     Args:
-        runtime: the one that `encode` returned.
+        runtime: the runtime that `encode` returned.
         at_once: each finished sentence leaves the batch at once. By default the batch waits until enough are finished.
         ahead: the search may request several steps at once from a runtime that makes them by itself.
 

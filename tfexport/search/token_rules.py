@@ -79,10 +79,10 @@ def _prefixes(sources: Sequence[Source], forced_first_id: int) -> IntArray:
     if not any(map(attrgetter("prefix"), sources)):
         return np.full((len(sources), len(first)), forced_first_id, dtype=np.int64)
     prefixes = [[*first, *source.prefix] for source in sources]
-    given = np.full((len(sources), max(map(len, prefixes))), -1, dtype=np.int64)
-    for row, prefix in zip(given, prefixes, strict=True):
+    forced = np.full((len(sources), max(map(len, prefixes))), -1, dtype=np.int64)
+    for row, prefix in zip(forced, prefixes, strict=True):
         row[: len(prefix)] = prefix
-    return given
+    return forced
 
 
 class TokenRules:
@@ -206,8 +206,8 @@ class TokenRules:
         for phrase in phrases:
             is_possible = never.isdisjoint(phrase.ids) and not self._phrases.forbid(phrase.ids, index)
             if is_possible:
-                both = [one.ids for one in (*possible, phrase)]
-                is_possible = not any(rule.excludes(self._options, both, source) for rule in self._history_rules)
+                together = [each.ids for each in (*possible, phrase)]
+                is_possible = not any(rule.excludes(self._options, together, source) for rule in self._history_rules)
             (possible if is_possible else impossible).append(phrase)
         return possible, impossible
 
@@ -365,15 +365,15 @@ def suppressed_ids(config: ModelConfig, options: SearchOptions) -> list[int]:
         TfexportError: an option suppresses eos, or an id that the model does not have.
     """
     special = {"bos": config.bos_id, "pad": config.pad_id, "unk": config.unk_id}
-    given = (*options.suppress, *options.suppress_first)
+    suppressed = (*options.suppress, *options.suppress_first)
     named = [*options.end_tokens, *(index for rule in options.active_rules for index in rule.named_ids(options))]
-    for index in (*given, *named):
+    for index in (*suppressed, *named):
         if not 0 <= index < config.tgt_vocab_size:
-            is_suppressed = "is to be suppressed" if index in given else "is an id that an option names"
+            is_suppressed = "is to be suppressed" if index in suppressed else "is an id that an option names"
             raise TfexportError(
                 f"{index} {is_suppressed}, but ids go from 0 to {config.tgt_vocab_size - 1}. Change it."
             )
-    if config.eos_id in given or (config.eos_id,) in options.bad_words:
+    if config.eos_id in suppressed or (config.eos_id,) in options.bad_words:
         raise TfexportError("the end of a sentence cannot be suppressed. Use --min-length for longer outputs.")
     # In some models eos is also the padding or the unknown token. Then it may be generated.
     by_profile = {special[name] for name in options.search_profile.suppresses} - {*options.end_ids(config), -1}

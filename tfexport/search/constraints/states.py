@@ -45,10 +45,10 @@ class ConstraintState:
     def advance(self, token: int) -> ConstraintState:
         """The state after one more token."""
         token = token if token in self._alphabet else _OTHER
-        found = self._following.get(token)
-        if found is None:
-            found = self._following[token] = self._after(token)
-        return found
+        state = self._following.get(token)
+        if state is None:
+            state = self._following[token] = self._after(token)
+        return state
 
     def _after(self, token: int) -> ConstraintState:
         raise NotImplementedError
@@ -136,12 +136,12 @@ class _Trie:
     def state(self, node: int, generated: Counts, completed: Counts) -> _UnorderedState:
         """The shared state with these numbers."""
         key = node, tuple(generated), tuple(completed)
-        found = self._states.get(key)
-        if found is None:
+        state = self._states.get(key)
+        if state is None:
             if len(self._states) >= MOST_STATES:
                 self._states.clear()
-            found = self._states[key] = _UnorderedState(self, *key)
-        return found
+            state = self._states[key] = _UnorderedState(self, *key)
+        return state
 
 
 class _UnorderedState(ConstraintState):
@@ -196,8 +196,8 @@ def missing_phrases(ids: Ids, phrases: Sequence[Phrase], order: ConstraintOrder)
     left, place = list(phrases), 0
     while place < len(ids) and left:
         here = left[:1] if order == "ordered" else sorted(left, key=lambda phrase: -len(phrase.ids))
-        found = next((phrase for phrase in here if ids[place : place + len(phrase.ids)] == phrase.ids), None)
-        if found is not None:
-            left.remove(found)
-        place += len(found.ids) if found is not None else 1
+        match = next((phrase for phrase in here if ids[place : place + len(phrase.ids)] == phrase.ids), None)
+        if match is not None:
+            left.remove(match)
+        place += len(match.ids) if match is not None else 1
     return tuple(left)

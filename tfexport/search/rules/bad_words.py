@@ -56,12 +56,12 @@ def last_tokens(sequences: Iterable[Sequence[int]]) -> LastTokens:
     """The `LastTokens` of sequences."""
     import numpy as np
 
-    found: dict[int, dict[tuple[int, ...], list[int]]] = {}
+    by_length: dict[int, dict[tuple[int, ...], list[int]]] = {}
     for *before, last in sequences:
-        found.setdefault(len(before), {}).setdefault(tuple(before), []).append(last)
+        by_length.setdefault(len(before), {}).setdefault(tuple(before), []).append(last)
     # Single tokens are banned in each row and step, as an array: NumPy takes long to read a list of thousands.
-    always: LastTokens = {0: {(): np.array(found[0][()], dtype=np.int64)}} if 0 in found else {}
-    return {**found, **always}
+    always: LastTokens = {0: {(): np.array(by_length[0][()], dtype=np.int64)}} if 0 in by_length else {}
+    return {**by_length, **always}
 
 
 def has_banned(ids: tuple[int, ...], sequences: LastTokens, after: Container[int] | None = None) -> bool:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Bias = tuple[tuple[int, ...], float]
 
 
-def parse_bias(called: str, given: str) -> tuple[str, float]:
+def parse_bias(called: str, text: str) -> tuple[str, float]:
     """Parse `w1 w2=-2.5` into tokens and a number.
 
     Args:
@@ -29,12 +29,12 @@ def parse_bias(called: str, given: str) -> tuple[str, float]:
     Raises:
         TfexportError: the text has another form.
     """
-    tokens, equals, number = given.rpartition("=")
+    tokens, equals, number = text.rpartition("=")
     try:
         return (tokens, float(number if equals and tokens.strip() else "none"))
     except ValueError:
         raise TfexportError(
-            f"{called} is {given!r}, not tokens, = and a number. Give them as in 'w1 w2=-2.5'."
+            f"{called} is {text!r}, not tokens, = and a number. Give them as in 'w1 w2=-2.5'."
         ) from None
 
 
