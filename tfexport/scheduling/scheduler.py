@@ -154,24 +154,10 @@ class Scheduler:
             QueueFullError: the queue is full, or the request would wait longer than `max_wait`.
         """
         self._expire()
-        tokens = sum(map(len, sources))
-        if self._is_full(tokens) or (client and self._is_full_for(client, tokens)):
+        refusal = self.refusal(sum(map(len, sources)), client, bulk=bulk)
+        if refusal is not None:
             self.counters.rejected += 1
-            seconds = self.retry_after()
-            raise QueueFullError(
-                f"{self._queue.requests} requests wait already. Send this one again in {seconds:.1f} seconds.",
-                seconds,
-                bulk=bulk,
-            )
-        wait, most = self.expected_wait(client, bulk=bulk), self._options.max_wait
-        if most is not None and wait > most:
-            self.counters.rejected += 1
-            seconds = max(0.1, min(60.0, wait - 0.5 * most))
-            raise QueueFullError(
-                f"this request would wait {wait:.1f} seconds, longer than {most:g}. Send it again in {seconds:.1f} seconds.",
-                seconds,
-                bulk=bulk,
-            )
+            raise refusal
         now, number = self._clock(), next(self._numbers)
         timeout = self._options.timeout if timeout is None else timeout
         sentences = [Sentence((number, index), source, options, streams) for index, source in enumerate(sources)]
@@ -191,6 +177,21 @@ class Scheduler:
         if self._remove(number) is not None:
             self.counters.cancelled += 1
         self._note()
+
+    def refusal(self, tokens: int, client: str = "", *, bulk: bool = False) -> QueueFullError | None:
+        """Decide whether to reject a new request of `tokens` source ids; returns the error, or None to accept it."""
+        if self._is_full(tokens) or (client and self._is_full_for(client, tokens)):
+            seconds = self.retry_after()
+            text = f"{self._queue.requests} requests wait already. Send this one again in {seconds:.1f} seconds."
+            return QueueFullError(text, seconds, bulk=bulk)
+        wait, most = self.expected_wait(client, bulk=bulk), self._options.max_wait
+        if most is None or wait <= most:
+            return None
+        seconds = max(0.1, min(60.0, wait - 0.5 * most))
+        text = (
+            f"this request would wait {wait:.1f} seconds, longer than {most:g}. Send it again in {seconds:.1f} seconds."
+        )
+        return QueueFullError(text, seconds, bulk=bulk)
 
     def _is_full(self, tokens: int) -> bool:
         queue, options = self._queue, self._options

@@ -64,9 +64,9 @@ class State:
                 self.full.clear()
             self.full[client] = (str(error), error.retry_after, time.monotonic() + PAUSE)
 
-    def refusal(self, client: str = "") -> QueueFullError | None:
-        """The error of a client's requests that are rejected unread, if any. Reading a request takes a fraction of a
-        translation's time: under heavy overload the server would do little else."""
+    def repeated_refusal(self, client: str = "") -> QueueFullError | None:
+        """The error with which a scheduler rejected a request of this client in the last moment, if any. It is repeated to
+        the client's next requests, which are not read: under heavy overload the server would do little else."""
         message, seconds, until = self.full.get(client, ("", 0.0, 0.0))
         return QueueFullError(message, seconds) if time.monotonic() < until else None
 

@@ -48,7 +48,7 @@ def status_of(state: State, bundles: int = 1, method: str = "POST", client: str 
         if read:
             await asyncio.Event().wait()  # the client stays
         read = True
-        if state.refusal(client) and bundles == 1 and method == "POST":
+        if state.repeated_refusal(client) and bundles == 1 and method == "POST":
             raise AssertionError("a request that is refused is not read")
         return {"type": "http.request", "body": b"{}", "more_body": False}
 

@@ -48,7 +48,9 @@ REASONS = {400: "malformed", 401: "key", 403: "origin", 408: "slow request", 413
 
 
 class Refusals:
-    """The reasons to reject requests of a client unread.
+    """The reasons to reject requests of a client unread. Both doors, `Limits` and `Connection`, ask here.
+
+    The scheduler decides (`Scheduler.refusal`). For a moment its decision holds for the next requests of the client.
 
     Args:
         keys: the keys; None if no key is needed.
@@ -68,7 +70,7 @@ class Refusals:
 
     def of(self, client: str) -> QueueFullError | None:
         """The reason, if any. With several bundles there is none: another one may have room."""
-        full = self._state.refusal(client)
+        full = self._state.repeated_refusal(client)
         return full if full is not None and len(self._catalog.served) == 1 else None
 
 
