@@ -76,7 +76,7 @@ ALIGNMENT = 256
 SHAPE_NODE = "shape/"
 """The name prefix of nodes that only compute shapes."""
 
-BEST = 17
+BEST_TOKENS = 17
 """Number of best tokens that a step returns per row: 2 * beam for beams up to 8, and one for an eos that is still banned."""
 
 DType = Literal["int64", "int32", "bool", "float64", "float32", "float16", "bfloat16", "int8", "uint8", "float"]
@@ -233,7 +233,7 @@ def shape(tensor: TensorSpec, config: ModelConfig) -> list[str | int]:
     fixed = {
         "heads": config.n_heads,
         "head_dim": config.head_dim,
-        "best": min(BEST, config.tgt_vocab_size),
+        "best": min(BEST_TOKENS, config.tgt_vocab_size),
         "one": 1,
         "keys_values": 2 * config.n_decoder_layers,
         "layers": config.n_decoder_layers,

@@ -12,7 +12,7 @@ from benchmarks.cuda_dry.stand_in import Counts
 from tfexport import contract, graph_contract
 from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
-from tfexport.contract import BEST, Dialect, GraphSpec, Role
+from tfexport.contract import BEST_TOKENS, Dialect, GraphSpec, Role
 from tfexport.runtimes.cuda_provider import WITHOUT_XQA
 from tfexport.runtimes.device import Device, DeviceTensor
 from tfexport.runtimes.ort import OrtExecutable
@@ -65,7 +65,7 @@ def _tensors(spec: GraphSpec, config: ModelConfig, batch: int) -> Iterator[tuple
     # The standard step has a beam in its rows, and the one of `ort-cuda` has a sentence in each.
     beam = BEAM if spec.role in ("beam_step", "beam_search") else 1
     sizes = {"batch": batch, "rows": batch * beam, "beam": beam, "src": SOURCE, "cache": SLOTS * beam}
-    sizes |= {"found": BEST, "candidates": 2 * beam}
+    sizes |= {"found": BEST_TOKENS, "candidates": 2 * beam}
     for tensor in (*spec.inputs, *spec.outputs):
         shape = (sizes[axis] if isinstance(axis, str) else axis for axis in contract.shape(tensor, config))
         yield tensor.name, tuple(shape), tensor.dtype

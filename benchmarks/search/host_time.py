@@ -43,7 +43,7 @@ from tfexport.search.search import Hypothesis, SearchOptions, search, search_ste
 
 BATCHES, BEAMS = (1, 32, 256), (1, 4)
 ROUNDS, WARM = 30, 3
-BEST = 17
+BEST_TOKENS = 17
 LONGEST = 64
 
 Tensors = Mapping[str, DeviceTensor]
@@ -54,14 +54,16 @@ class Script:
 
     def __init__(self, config: ModelConfig, batch: int, beam: int):
         random = np.random.default_rng(3)
-        shape = (LONGEST + AHEAD, batch * beam, BEST)
+        shape = (LONGEST + AHEAD, batch * beam, BEST_TOKENS)
         self.log_probs = np.sort(-random.exponential(3, shape).astype(np.float32), axis=2)[..., ::-1].copy()
-        first = random.integers(4, config.tgt_vocab_size - BEST, (*shape[:2], 1))
-        self.ids = first + np.arange(BEST)
+        first = random.integers(4, config.tgt_vocab_size - BEST_TOKENS, (*shape[:2], 1))
+        self.ids = first + np.arange(BEST_TOKENS)
         ends = np.repeat(random.integers(16, 26, batch), beam)
         is_over = np.arange(shape[0])[:, None] >= ends
-        places = np.where(is_over, 0, random.integers(0, 4 * BEST, shape[:2]))  # mostly the end is not among the best
-        step, row = np.nonzero(places < BEST)
+        places = np.where(
+            is_over, 0, random.integers(0, 4 * BEST_TOKENS, shape[:2])
+        )  # mostly the end is not among the best
+        step, row = np.nonzero(places < BEST_TOKENS)
         self.ids[step, row, places[step, row]] = config.eos_id
         self.log_probs[..., 0] = np.where(is_over, -0.001, self.log_probs[..., 0])
         self.searched: dict[int, dict[str, Any]] = {}

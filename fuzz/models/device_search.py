@@ -32,7 +32,7 @@ from makers.ahead import ahead_runtime, late_runtime, on_host
 from tfexport.bundle.reader import open_bundle
 from tfexport.bundle.writer import write_manifest
 from tfexport.config import ModelConfig
-from tfexport.contract import BEST
+from tfexport.contract import BEST_TOKENS
 from tfexport.errors import TfexportError
 from tfexport.exporter.graphs import write_graphs
 from tfexport.exporter.weights import write_weights
@@ -130,7 +130,7 @@ def check(seed: int, searches: int, folder: Path) -> list[str]:
             ahead, host = outcome(search, runtime, sources, options), outcome(on_host, runtime, sources, options)
         needed = (2 + len(options.end_tokens)) * options.beam + len(options.suppress) + 4
         log_prob = partial(host_log_prob, runtime, plain, options.end_tokens)
-        if not same(ahead, host, exact=one_size and needed <= BEST, log_prob=log_prob):
+        if not same(ahead, host, exact=one_size and needed <= BEST_TOKENS, log_prob=log_prob):
             problems.append(f"seed {seed}, search {number}: {options}\n    ahead {ahead}\n    on the host {host}")
     return problems
 

@@ -49,7 +49,7 @@ class _DecoderStep(nn.Module):
         self, tokens: Tensor, position: Tensor, src_len: Tensor, past: list[Tensor], cross: list[Tensor]
     ) -> list[Tensor]:
         logits, present = self.model.step(tokens, position, src_len, _paired(past), _paired(cross))
-        best = best_tokens(logits, min(contract.BEST, logits.shape[-1]))
+        best = best_tokens(logits, min(contract.BEST_TOKENS, logits.shape[-1]))
         return [logits, *best, *(tensor for cache in present for tensor in cache)]
 
 
@@ -60,7 +60,7 @@ class _DecoderStepAttention(_DecoderStep):
         logits, present, attention = self.model.step_with_attention(
             tokens, position, src_len, _paired(past), _paired(cross)
         )
-        best = best_tokens(logits, min(contract.BEST, logits.shape[-1]))
+        best = best_tokens(logits, min(contract.BEST_TOKENS, logits.shape[-1]))
         return [logits, *best, *(tensor for cache in present for tensor in cache), attention]
 
 

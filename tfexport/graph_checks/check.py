@@ -296,7 +296,7 @@ def _best_distances(name: str, followed: Followed, found: Mapping[str, NDArray[A
         logits.double() if told_logits else torch.log_softmax(logits.double(), -1)
         for logits in (followed.outputs["logits"], followed.own_outputs["logits"])
     )
-    ids, asked = torch.from_numpy(found["best.ids"]), 1 if told_logits else contract.BEST
+    ids, asked = torch.from_numpy(found["best.ids"]), 1 if told_logits else contract.BEST_TOKENS
     asked = min(int(followed.case.inputs.get("count", [asked])[0]), exact.shape[-1])
     asked = len(followed.case.inputs.get("places", range(asked)))
     if ids.shape != (len(exact), asked) or found[name].shape != ids.shape:

@@ -259,7 +259,7 @@ def _attention(
 
 def _best_tokens(emitter: Emitter, logits: Value) -> None:
     """The best tokens of each row of `logits` and their log-probabilities."""
-    count = emitter.sizes(min(contract.BEST, emitter.config.tgt_vocab_size))
+    count = emitter.sizes(min(contract.BEST_TOKENS, emitter.config.tgt_vocab_size))
     _, ids = emitter.nodes("TopK", logits, count, outputs=("", "best.ids"))
     log_probs = emitter.node("LogSoftmax", logits, attributes={"axis": -1})
     emitter.node("GatherElements", log_probs, ids, attributes={"axis": 1}, output="best.log_probs")

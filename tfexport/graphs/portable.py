@@ -154,7 +154,7 @@ def _decoder_step(emitter: Emitter) -> None:
         layers.output_attention(emitter, weights)
     logits = emitter.project("output", emitter.to_float32(states))
     emitter.set_output(logits, "logits")
-    count = emitter.sizes(min(contract.BEST, emitter.config.tgt_vocab_size))
+    count = emitter.sizes(min(contract.BEST_TOKENS, emitter.config.tgt_vocab_size))
     search.tell_best_tokens(emitter, logits, count)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import ClassVar
 
-from tfexport.contract import BEST
+from tfexport.contract import BEST_TOKENS
 from tfexport.runtimes.base import Ahead, Best, Continuations, FloatArray, IntArray, best_from_logits
 from tfexport.runtimes.device import DeviceTensor, Mirror
 from tfexport.runtimes.device_pool import Mirrored, Region
@@ -55,8 +55,8 @@ class BatchState:
 
     @locked
     def best(self, tokens: IntArray, count: int) -> Best:
-        """The `count` best tokens of each row after `tokens` [rows]; only they leave the device, up to `BEST`."""
-        if min(count, self._workspace.config.tgt_vocab_size) > BEST:
+        """The `count` best tokens of each row after `tokens` [rows]; only they leave the device, up to `BEST_TOKENS`."""
+        if min(count, self._workspace.config.tgt_vocab_size) > BEST_TOKENS:
             return best_from_logits(self.step(tokens), count)
         self._run(tokens, self._best)
         return Best(*(self._best[name][self._live.rows][:, :count] for name in self._best.names))

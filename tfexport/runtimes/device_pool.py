@@ -15,26 +15,27 @@ from tfexport.errors import DeviceMemoryError
 from tfexport.runtimes.device import Device, DeviceTensor, Memory, Mirror
 
 KEPT = 1024
-"""Layouts, and addresses of layouts, that are kept."""
+"""The number of layouts, and of addresses of a layout, that are kept."""
 
 
 class MemoryPool:
     """Pieces of memory that are allocated once and used again.
 
     Args:
-        kept: the most free pieces. Of more, the least recently used piece is freed.
+        kept: the largest number of free pieces. Above it, the least recently used piece is freed.
         by_use: a piece serves only the use that it was allocated for. So a batch like an earlier one gets the same
-            addresses, and the graphs recorded for them, whatever came between. Else pieces are shared, which needs less.
+            addresses, and the graphs recorded for them, whatever came between. Without it, all uses share pieces, which
+            needs less memory.
     """
 
     def __init__(self, device: Device, kept: int, *, by_use: bool = False):
         self.device = device
         self.kept = kept
         self._by_use = by_use
-        # By the use, where it counts, and the size; in each list the least recently used first, with when it was freed.
+        # By size, and by use if `by_use`. Each list has the least recently used piece first, with the number of its return.
         self._free: dict[Hashable, list[tuple[int, Memory]]] = {}
         self._n_free, self._freed = 0, 0
-        self._numbers: dict[int, int] = {}  # in the order of allocation, by address
+        self._numbers: dict[int, int] = {}  # the order of allocation, by address
         # Reentrant: a piece is given back when its last reference goes, in any thread and at any point of the code.
         self._lock = threading.RLock()
 
@@ -94,19 +95,19 @@ def size_class(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
-class Lane:
-    """The number of a batch under way, the lowest that no other has: batches at the same time keep to memory of their own.
+class BatchNumber:
+    """The lowest number that no other batch has. Batches that are decoded at the same time have memory of their own by it.
 
-    The number is free again when nothing refers to the lane.
+    The number is free again when nothing refers to this object.
 
     Args:
-        taken: the numbers of others, to which this adds its own.
+        taken: the numbers of other batches, to which this adds its own.
     """
 
     def __init__(self, taken: set[int]):
-        self.number = next(number for number in range(len(taken) + 1) if number not in taken)
-        taken.add(self.number)
-        weakref.finalize(self, taken.discard, self.number).atexit = False
+        self.value = next(number for number in range(len(taken) + 1) if number not in taken)
+        taken.add(self.value)
+        weakref.finalize(self, taken.discard, self.value).atexit = False
 
 
 Spec = tuple[tuple[int, ...], str]
@@ -114,7 +115,7 @@ Spec = tuple[tuple[int, ...], str]
 
 
 class Layout:
-    """How named tensors lie in one piece of memory: one after the other, each aligned."""
+    """The offsets of named tensors in one piece of memory: one after the other, each aligned."""
 
     def __init__(self, tensors: tuple[tuple[str, Spec], ...]):
         self.nbytes = 0
@@ -131,7 +132,7 @@ class Layout:
 
 @lru_cache(maxsize=KEPT)
 def layout_of(tensors: tuple[tuple[str, Spec], ...]) -> Layout:
-    """The one layout of these tensors."""
+    """The layout of these tensors, always the same object."""
     return Layout(tensors)
 
 
@@ -150,16 +151,16 @@ class Region:
         return self.tensors[name]
 
     def span(self, *names: str) -> DeviceTensor:
-        """The bytes from the first to the last of these tensors, which lie one after the other."""
+        """The bytes from the first to the last of these consecutive tensors, as one tensor."""
         start, last = self.tensors[names[0]].address, self.tensors[names[-1]]
         return DeviceTensor(start, (last.address + last.nbytes - start,), "uint8")
 
 
 class Mirrored:
-    """A host array beside each of some tensors of a region. One copy moves all of them. It does not own the region.
+    """Host arrays for some tensors of a region. One copy moves all of them. It does not own the region.
 
     Args:
-        mirror: of the span of `names`.
+        mirror: the mirror of the span of `names`.
     """
 
     def __init__(self, mirror: Mirror, region: Region, *names: str):

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tfexport.contract import ALIGNMENT, BEST, ITEM_SIZES
+from tfexport.contract import ALIGNMENT, BEST_TOKENS, ITEM_SIZES
 from tfexport.runtimes.base import AHEAD, Ahead, Continuations
 from tfexport.runtimes.device import ATTEMPTS, Call, DeviceTensor
-from tfexport.runtimes.device_pool import Lane, Mirrored
+from tfexport.runtimes.device_pool import BatchNumber, Mirrored
 from tfexport.runtimes.live_rows import LiveRows
 from tfexport.runtimes.workspace import Executable, SearchGraphs, Workspace
 
@@ -60,7 +60,7 @@ def positions(workspace: Workspace) -> int:
 def tokens_needed(request: Ahead, workspace: Workspace) -> int:
     """The number of best tokens of a row that a search needs: its candidates, and as many as may be banned."""
     wanted = request.candidates + max(map(len, request.banned))
-    of_step = min(BEST, workspace.config.tgt_vocab_size)  # the step graph computes so many
+    of_step = min(BEST_TOKENS, workspace.config.tgt_vocab_size)  # the step graph computes so many
     return of_step if wanted <= of_step else min(wanted, workspace.config.tgt_vocab_size)
 
 
@@ -137,7 +137,7 @@ class _Launch:
     def __init__(
         self,
         workspace: Workspace,
-        lane: Lane,
+        batch_number: BatchNumber,
         step: Executable,
         tensors: Mapping[str, DeviceTensor],
         top_k: int,
@@ -155,9 +155,9 @@ class _Launch:
         self._device, self._last = workspace.graphs.device, positions(workspace) - 1
         rows = tensors["best.ids"].shape[0]
         self._rows, self._top_k = rows, top_k
-        self._inputs = workspace.region(lane, "launch", **inputs, places=((top_k,), "float32"))
+        self._inputs = workspace.region(batch_number, "launch", **inputs, places=((top_k,), "float32"))
         wide = {"wide.ids": ((rows, top_k), "int64")} if self._is_wide else {}
-        self._log = workspace.region(lane, "log", **log, **inner, **wide)
+        self._log = workspace.region(batch_number, "log", **log, **inner, **wide)
         self._tables = workspace.tables(Tables)
         host_inputs, host_log = workspace.mirrored(self._inputs, *inputs), workspace.mirrored(self._log, *log)
         self.recording = Recording(graphs, self._work(host_inputs, host_log), host_inputs, host_log)
@@ -212,7 +212,7 @@ class GreedyLaunch(_Launch):
     def __init__(
         self,
         workspace: Workspace,
-        lane: Lane,
+        batch_number: BatchNumber,
         step: Executable,
         tensors: Mapping[str, DeviceTensor],
         top_k: int,
@@ -221,7 +221,7 @@ class GreedyLaunch(_Launch):
         inputs = {"tokens": (shape, "int64"), "position": steps_of(shape, tensors["position"].dtype)}
         log = {"next.tokens": steps_of(shape, "int64"), "next.log_probs": steps_of(shape, "float32")}
         inner = {"best.log_probs": steps_of((*shape, top_k), "float32")}
-        super().__init__(workspace, lane, step, tensors, top_k, inputs=inputs, log=log, inner=inner)
+        super().__init__(workspace, batch_number, step, tensors, top_k, inputs=inputs, log=log, inner=inner)
         self.recording.inputs["tokens"][:] = workspace.config.bos_id  # places that were never taken read it
         self._views = [every_step(self.recording.log[name], shape) for name in ("next.tokens", "next.log_probs")]
 
@@ -257,7 +257,7 @@ class BeamLaunch(_Launch):
     def __init__(
         self,
         workspace: Workspace,
-        lane: Lane,
+        batch_number: BatchNumber,
         step: Executable,
         tensors: Mapping[str, DeviceTensor],
         top_k: int,
@@ -283,7 +283,7 @@ class BeamLaunch(_Launch):
         log = {f"candidates.{name}": steps_of(self._listed, dtype) for name, dtype in dtypes.items()}
         log["best.log_probs"] = steps_of((self._batch * self._beam, top_k), "float32")
         inner = {"next.tokens": steps_of(self._grid, "int64"), "next.scores": steps_of(self._grid, "float64")}
-        super().__init__(workspace, lane, step, tensors, top_k, inputs=inputs, log=log, inner=inner)
+        super().__init__(workspace, batch_number, step, tensors, top_k, inputs=inputs, log=log, inner=inner)
         host = self.recording.inputs
         host["tokens"][:], host["scores"][:] = workspace.config.bos_id, 0.0  # places that were never taken read them
         host["first_row"][:, 0] = np.arange(self._batch) * self._beam

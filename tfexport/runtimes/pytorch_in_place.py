@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tfexport.config import ModelConfig
-from tfexport.contract import BEST
+from tfexport.contract import BEST_TOKENS
 from tfexport.errors import TfexportError
 from tfexport.models.layers import KeyValue, best_tokens, write_in_place
 from tfexport.models.transformer import Transformer
@@ -170,7 +170,7 @@ class StaticDecoder:
         self.shrink = SHRINK if compiled else 1
         self.pool = BufferPool(self.device, compiled=compiled)
         on_device = self.device.type == "cuda" if best_on_device is None else best_on_device
-        self.best_count = min(BEST, model.config.tgt_vocab_size) if on_device else 0
+        self.best_count = min(BEST_TOKENS, model.config.tgt_vocab_size) if on_device else 0
         wrap = compile_for_graphs if compiled else lambda function: function
         self.encode_into, self.advance, self.gather = wrap(encode_into), wrap(advance), wrap(gather)
 

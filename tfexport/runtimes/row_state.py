@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfexport.contract import BEST
+from tfexport.contract import BEST_TOKENS
 from tfexport.runtimes.base import Ahead, FloatArray, IntArray
 from tfexport.runtimes.batch_state import BatchState
 from tfexport.runtimes.device import Call, DeviceTensor, Mirror
@@ -28,9 +28,9 @@ class RowState(BatchState):
         places = self._batch * self._beam
         self._cache = cache or self._empty_cache(graphs.buckets.first_cache(sources.padded))
         self._steps: dict[DeviceTensor, Call] = {}  # the bound step graph for each buffer of the cache
-        best = min(BEST, config.tgt_vocab_size)
+        best = min(BEST_TOKENS, config.tgt_vocab_size)
         self._io = self._workspace.region(
-            sources.lane,
+            sources.batch_number,
             "io",
             tokens=((places,), "int64"),
             position=((places,), graphs.position_dtype),
@@ -60,7 +60,7 @@ class RowState(BatchState):
         top_k, step = tokens_needed(request, workspace), workspace.graphs.step(self._cache["all"].shape[-2])
 
         def made() -> GreedyLaunch:
-            return GreedyLaunch(workspace, self._sources.lane, step, self._step_tensors(), top_k)
+            return GreedyLaunch(workspace, self._sources.batch_number, step, self._step_tensors(), top_k)
 
         buffers = *self._sources.key, self._cache.key, self._io.key
         launch = workspace.made((GreedyLaunch, id(step), top_k, buffers), made)
@@ -89,7 +89,7 @@ class RowState(BatchState):
 
     def _reordered(self) -> Region:
         """The cache in the order of `index`."""
-        return self._workspace.gather(self._sources.lane, "cache", self._cache, self._io["index"])
+        return self._workspace.gather(self._sources.batch_number, "cache", self._cache, self._io["index"])
 
     def _step_tensors(self) -> dict[str, DeviceTensor]:
         """The buffers of this state by the names of the step graph."""
@@ -116,21 +116,21 @@ class RowState(BatchState):
     def _smaller(self, batch: int, live: LiveRows, parents: IntArray) -> RowState:
         """This state in buffers for `batch` sentences."""
         assert self._begun is None, "several steps are under way"
-        workspace, lane = self._workspace, self._sources.lane
+        workspace, batch_number = self._workspace, self._sources.batch_number
         sentences, rows = live.compact(parents, batch)
-        index = workspace.region(lane, "smaller", sentences=((batch,), "int64"), rows=((len(rows),), "int64"))
+        index = workspace.region(batch_number, "smaller", sentences=((batch,), "int64"), rows=((len(rows),), "int64"))
         host_index = workspace.mirrored(index, "sentences", "rows")
         host_index["sentences"][:] = sentences
         host_index["rows"][:] = rows if self._reorder is None else self._reorder[rows]
         host_index.push()
         sources = self._sources.gathered(sentences, index["sentences"])
-        cache = workspace.gather(lane, "cache", self._cache, index["rows"])
+        cache = workspace.gather(batch_number, "cache", self._cache, index["rows"])
         workspace.graphs.device.synchronize()
         first = LiveRows.first(len(live), self._beam)
         return RowState(sources, first, cache, self._filled, attention=self._attention is not None)
 
     def _empty_cache(self, size: int) -> Region:
-        return self._workspace.empty_cache(self._sources.lane, self._batch * self._beam, size)
+        return self._workspace.empty_cache(self._sources.batch_number, self._batch * self._beam, size)
 
     def _grow(self, slots: int) -> None:
         """Continue in a cache with at least this number of `slots`."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tfexport.contract import BEST
+from tfexport.contract import BEST_TOKENS
 from tfexport.runtimes.base import Ahead, FloatArray, IntArray
 from tfexport.runtimes.batch_state import BatchState
 from tfexport.runtimes.device import DeviceTensor, Mirror
@@ -48,9 +48,9 @@ class SharedCacheState(BatchState):
         rows, grid = self._batch * self._beam, (self._batch, self._beam)
         steps = graphs.buckets.first_cache(sources.padded)
         self._cache = cache or self._empty_cache(steps)
-        best = min(BEST, config.tgt_vocab_size)
+        best = min(BEST_TOKENS, config.tgt_vocab_size)
         self._io = self._workspace.region(
-            sources.lane,
+            sources.batch_number,
             "io",
             tokens=(grid, "int64"),
             position=(grid, graphs.position_dtype),
@@ -63,7 +63,8 @@ class SharedCacheState(BatchState):
     def _use_masks(self, mask: NDArray[np.bool_] | None) -> None:
         """Allocate two masks that take turns, for the present size of the cache. The first begins with `mask`."""
         shape = (self._batch, 1, self._beam, self._cache["all"].shape[-2])
-        self._masks = self._workspace.region(self._sources.lane, "masks", mask=(shape, "bool"), other=(shape, "bool"))
+        masks = {"mask": (shape, "bool"), "other": (shape, "bool")}
+        self._masks = self._workspace.region(self._sources.batch_number, "masks", **masks)
         self._mask = self._workspace.mirror(self._masks["mask"])
         self._is_on_host = True
         """Whether the newest mask is on the host; else it is on the device."""
@@ -110,10 +111,10 @@ class SharedCacheState(BatchState):
         step = workspace.graphs.beam_step()
 
         def made() -> BeamLaunch:
-            lane = self._sources.lane
+            batch_number = self._sources.batch_number
             tensors = self._step_tensors()
             other = self._masks["other"]
-            return BeamLaunch(workspace, lane, step, tensors, top_k, other=other, candidates=candidates)
+            return BeamLaunch(workspace, batch_number, step, tensors, top_k, other=other, candidates=candidates)
 
         buffers = *self._sources.key, self._cache.key, self._io.key, self._masks.key
         launch = workspace.made((BeamLaunch, id(step), top_k, candidates, buffers), made)
@@ -155,22 +156,22 @@ class SharedCacheState(BatchState):
         """This state in buffers for `batch` sentences."""
         if (parents.ravel() != live.rows).any():
             self._move_rows(live.rows, parents.ravel())
-        workspace, lane = self._workspace, self._sources.lane
+        workspace, batch_number = self._workspace, self._sources.batch_number
         sentences, _ = live.compact(parents, batch)
         mask = self._read_mask()[sentences]
-        index = workspace.region(lane, "smaller", sentences=((batch,), "int64"))
+        index = workspace.region(batch_number, "smaller", sentences=((batch,), "int64"))
         host_index = workspace.mirrored(index, "sentences")
         host_index["sentences"][:] = sentences
         host_index.push()
         sources = self._sources.gathered(sentences, index["sentences"])
-        cache = workspace.gather(lane, "cache", self._cache, index["sentences"])
+        cache = workspace.gather(batch_number, "cache", self._cache, index["sentences"])
         workspace.graphs.device.synchronize()
         return SharedCacheState(sources, LiveRows.first(len(live), self._beam), cache, mask, self._filled)
 
     def _empty_cache(self, steps: int) -> Region:
         """A cache for `steps` steps. Each step takes a slot for each hypothesis."""
         flat = self._workspace.graphs.flat
-        return self._workspace.empty_cache(self._sources.lane, self._batch, steps * self._beam, flat=flat)
+        return self._workspace.empty_cache(self._sources.batch_number, self._batch, steps * self._beam, flat=flat)
 
     def _grow(self, steps: int) -> None:
         """Continue in a cache for at least this number of `steps`."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from tfexport.runtimes.base import FloatArray, IntArray
 from tfexport.runtimes.device import Call, DeviceTensor, to_float32
-from tfexport.runtimes.device_pool import Lane, Mirrored, Region
+from tfexport.runtimes.device_pool import BatchNumber, Mirrored, Region
 from tfexport.runtimes.live_rows import fill_sources
 from tfexport.runtimes.workspace import Workspace
 
@@ -24,9 +24,17 @@ class Sources:
         padded: the source length of the buffers.
     """
 
-    def __init__(self, workspace: Workspace, lane: Lane, length: int, inputs: Region, mirror: Mirrored, cross: Region):
+    def __init__(
+        self,
+        workspace: Workspace,
+        batch_number: BatchNumber,
+        length: int,
+        inputs: Region,
+        mirror: Mirrored,
+        cross: Region,
+    ):
         self.workspace = workspace
-        self.lane = lane
+        self.batch_number = batch_number
         self.cross = cross
         self._length = length
         self._inputs = inputs
@@ -38,9 +46,9 @@ class Sources:
         """Encode `src_ids` [sentences, src], of which the first `src_len` [sentences] count, in bucketed buffers."""
         buckets = workspace.graphs.buckets
         batch, src = buckets.batch_for(len(src_len), beam), buckets.src_for(src_ids.shape[1])
-        lane = workspace.lane()
-        inputs = workspace.inputs(lane, batch, src)
-        cross = workspace.blocks(lane, "cross", batch, src, flat=workspace.graphs.flat)
+        batch_number = workspace.batch_number()
+        inputs = workspace.inputs(batch_number, batch, src)
+        cross = workspace.blocks(batch_number, "cross", batch, src, flat=workspace.graphs.flat)
         mirror = workspace.mirrored(inputs, "src_len", "src_ids")
         fill_sources(mirror["src_ids"], mirror["src_len"], src_ids, src_len, pad_id=workspace.config.pad_id)
         mirror.push()
@@ -49,7 +57,7 @@ class Sources:
             return workspace.graphs.encoder.bind({**inputs.tensors, **workspace.named("cross", cross)})
 
         workspace.made((id(workspace.graphs.encoder), inputs.key, cross.key), bound)()
-        return cls(workspace, lane, src_ids.shape[1], inputs, mirror, cross)
+        return cls(workspace, batch_number, src_ids.shape[1], inputs, mirror, cross)
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -83,9 +91,9 @@ class Sources:
             index: `sentences` on the device.
         """
         workspace = self.workspace
-        inputs = workspace.inputs(self.lane, len(sentences), self.padded)
+        inputs = workspace.inputs(self.batch_number, len(sentences), self.padded)
         mirror = workspace.mirrored(inputs, "src_len")
         mirror["src_len"][:] = self._mirror["src_len"][sentences]
         mirror.push()
-        cross = workspace.gather(self.lane, "cross", self.cross, index)
-        return Sources(workspace, self.lane, self._length, inputs, mirror, cross)
+        cross = workspace.gather(self.batch_number, "cross", self.cross, index)
+        return Sources(workspace, self.batch_number, self._length, inputs, mirror, cross)

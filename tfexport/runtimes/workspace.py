@@ -13,7 +13,7 @@ from tfexport.config import ModelConfig
 from tfexport.contract import ITEM_SIZES, Precision, cache_names
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.device import Call, Device, DeviceTensor, Mirror
-from tfexport.runtimes.device_pool import Lane, MemoryPool, Mirrored, Region
+from tfexport.runtimes.device_pool import BatchNumber, MemoryPool, Mirrored, Region
 
 CACHED = 128
 """The number of bound graphs, and of mirrors, that are kept for the next batch with the same addresses and shapes."""
@@ -164,7 +164,7 @@ class Workspace:
         # With buckets the same sizes occur again, and should get the same memory. Without buckets they seldom do.
         bucketed = graphs.buckets.batch is not None
         self._pool = MemoryPool(graphs.device, kept=256 if bucketed else 8, by_use=bucketed)
-        self._lanes: set[int] = set()
+        self._batch_numbers: set[int] = set()
         self._calls: OrderedDict[Any, Any] = OrderedDict()
         self._mirrors: OrderedDict[DeviceTensor, Mirror] = OrderedDict()
         self._mirrored: OrderedDict[Any, Mirrored] = OrderedDict()
@@ -172,13 +172,13 @@ class Workspace:
         self.lock = threading.RLock()
         """Only one thread decodes at a time, because all share memory, bound tensors and a stream."""
 
-    def lane(self) -> Lane:
-        """For a new batch."""
-        return Lane(self._lanes)
+    def batch_number(self) -> BatchNumber:
+        """The number of a new batch."""
+        return BatchNumber(self._batch_numbers)
 
-    def region(self, lane: Lane | None, use: str, **tensors: tuple[tuple[int, ...], str]) -> Region:
-        """Memory for some tensors, of a batch or of all."""
-        return Region(self._pool, use if lane is None else f"{use} {lane.number}", **tensors)
+    def region(self, batch_number: BatchNumber | None, use: str, **tensors: tuple[tuple[int, ...], str]) -> Region:
+        """Memory for some tensors of a batch; if `batch_number` is None, of all batches."""
+        return Region(self._pool, use if batch_number is None else f"{use} {batch_number.value}", **tensors)
 
     def tables(self, make: Callable[[Workspace], Value]) -> Value:
         """The result of `make` at the first call."""
@@ -187,9 +187,9 @@ class Workspace:
         tables: Value = self._tables
         return tables
 
-    def inputs(self, lane: Lane, batch: int, src: int) -> Region:
+    def inputs(self, batch_number: BatchNumber, batch: int, src: int) -> Region:
         """The inputs of the encoder. A smaller batch has them too, so that `src_len` has the same offset in all batches."""
-        return self.region(lane, "inputs", src_len=((batch,), "int64"), src_ids=((batch, src), "int64"))
+        return self.region(batch_number, "inputs", src_len=((batch,), "int64"), src_ids=((batch, src), "int64"))
 
     def mirror(self, tensor: DeviceTensor) -> Mirror:
         return _cached(self._mirrors, tensor, lambda: self.graphs.device.mirror(tensor))
@@ -199,7 +199,7 @@ class Workspace:
         key = (*region.key, names)
         return _cached(self._mirrored, key, lambda: Mirrored(self.mirror(region.span(*names)), region, *names))
 
-    def blocks(self, lane: Lane, use: str, rows: int, length: int, *, flat: bool = False) -> Region:
+    def blocks(self, batch_number: BatchNumber, use: str, rows: int, length: int, *, flat: bool = False) -> Region:
         """Keys and values of all layers in one tensor `all`, [blocks, rows, heads, length, head_dim].
 
         Args:
@@ -208,7 +208,7 @@ class Workspace:
         config = self.config
         of_row = (length, config.d_attention) if flat else (config.n_heads, length, config.head_dim)
         shape = (2 * config.n_decoder_layers, rows, *of_row)
-        return self.region(lane, use, all=(shape, self.graphs.precision))
+        return self.region(batch_number, use, all=(shape, self.graphs.precision))
 
     def named(self, kind: Any, blocks: Region) -> dict[str, DeviceTensor]:
         """The tensors of `blocks`, by their names in the contract: those of `cache_names` for a `kind`."""
@@ -225,10 +225,10 @@ class Workspace:
         """The value of `key`, made by `make` if it is new, and kept."""
         return _cached(self._calls, key, make)
 
-    def gather(self, lane: Lane, use: str, blocks: Region, index: DeviceTensor) -> Region:
+    def gather(self, batch_number: BatchNumber, use: str, blocks: Region, index: DeviceTensor) -> Region:
         """A copy of the rows `index` of `blocks`, in their order."""
         n_blocks, rows, *of_row = blocks["all"].shape
-        target = self.region(lane, use, all=((n_blocks, index.shape[0], *of_row), blocks["all"].dtype))
+        target = self.region(batch_number, use, all=((n_blocks, index.shape[0], *of_row), blocks["all"].dtype))
         width = math.prod(of_row)
         tensors = {
             "tensors": blocks["all"]._replace(shape=(n_blocks, rows, width)),
@@ -250,9 +250,9 @@ class Workspace:
             steps=(target["all"].shape[-2] * slot, length * slot),
         )
 
-    def empty_cache(self, lane: Lane, rows: int, size: int, *, flat: bool = False) -> Region:
+    def empty_cache(self, batch_number: BatchNumber, rows: int, size: int, *, flat: bool = False) -> Region:
         """A cache of `size` slots for each of `rows` rows, filled with zeros."""
-        cache = self.blocks(lane, "cache", rows, size, flat=flat)
+        cache = self.blocks(batch_number, "cache", rows, size, flat=flat)
         # Slots that were never written are masked, but 0 * NaN is NaN.
         self.graphs.device.zero(cache["all"])
         return cache

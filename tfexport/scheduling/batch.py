@@ -28,7 +28,7 @@ from tfexport.search.search_batch import SearchBatch, rows_to_keep
 from tfexport.search.source_batch import encode
 from tfexport.search.token_rules import uses_argmax
 
-COMPACT_BELOW = 0.9
+REMOVE_IDLE_BELOW = 0.9
 """Idle places are removed when at most this fraction of all places is in use. Until then they wait for new sentences."""
 
 
@@ -218,7 +218,7 @@ class JoinedBatch:
 
     def _compact(self) -> None:
         """Remove idle places that no sentence took."""
-        if self._places - len(self._idle) > COMPACT_BELOW * self._places or not self._idle:
+        if self._places - len(self._idle) > REMOVE_IDLE_BELOW * self._places or not self._idle:
             return
         live = np.ones(self._places, dtype=bool)
         live[self._idle] = False

@@ -28,8 +28,8 @@ from tfexport.search.search_batch import (
 )
 from tfexport.search.token_rules import TokenRules, require_numbers
 
-COMPACT_BELOW = 0.75
-"""Finished rows leave the batch when at most this fraction of it is live: the copy of the cache must pay off."""
+REMOVE_FINISHED_BELOW = 0.75
+"""Finished sentences leave the batch when at most this fraction of it is live: the copy of the cache must pay off."""
 
 
 class GreedyBatch:
@@ -39,7 +39,7 @@ class GreedyBatch:
         limits: the largest number of output tokens for each sentence, [batch].
         trace: records cross-attention, if the search needs it.
         ahead: decides when the runtime makes several steps by itself; None for never.
-        compact_below: finished sentences leave the batch when the others are at most this fraction of it.
+        remove_below: finished sentences leave the batch when the others are at most this fraction of it.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class GreedyBatch:
         trace: AttentionTrace | None,
         ahead: SearchAhead | None = None,
         *,
-        compact_below: float = COMPACT_BELOW,
+        remove_below: float = REMOVE_FINISHED_BELOW,
     ):
         self._rules = rules
         self._ahead = ahead
         self._trace = trace
-        self._compact_below = compact_below
+        self._remove_below = remove_below
         self._end_ids = options.end_ids(rules.config)
         self._width = options.width
         batch = len(limits)
@@ -167,7 +167,7 @@ class GreedyBatch:
         """Remove the sentences that are not `unfinished`, if there are enough of them. Returns as `advance`."""
         self._unfinished = unfinished
         self._is_done = not unfinished.any()
-        if self._is_done or unfinished.sum() > self._compact_below * len(unfinished) or unfinished.all():
+        if self._is_done or unfinished.sum() > self._remove_below * len(unfinished) or unfinished.all():
             return None
         kept = rows_to_keep(unfinished)
         rows: IntArray = (kept[:, None] * self._width + np.arange(self._width)).ravel()

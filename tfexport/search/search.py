@@ -16,7 +16,7 @@ from tfexport.search.alternatives import Alternatives
 from tfexport.search.attention_trace import AttentionTrace
 from tfexport.search.beam import BeamBatch
 from tfexport.search.constraints.beam import ConstrainedBeamBatch
-from tfexport.search.greedy import COMPACT_BELOW, GreedyBatch
+from tfexport.search.greedy import REMOVE_FINISHED_BELOW, GreedyBatch
 from tfexport.search.hypothesis import Hypothesis, Source
 from tfexport.search.multi_step import SearchAhead
 from tfexport.search.options import SearchOptions
@@ -114,7 +114,9 @@ def search_batch(
     goes_ahead = SearchAhead(rules, options, runtime.capabilities) if ahead else None
     if options.beam > 1:
         return BeamBatch(rules, limits, options, trace, goes_ahead)
-    return GreedyBatch(rules, limits, options, trace, goes_ahead, compact_below=1.0 if at_once else COMPACT_BELOW)
+    return GreedyBatch(
+        rules, limits, options, trace, goes_ahead, remove_below=1.0 if at_once else REMOVE_FINISHED_BELOW
+    )
 
 
 NEEDS_BEAM = "required phrases need beam search"

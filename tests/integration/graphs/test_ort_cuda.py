@@ -198,7 +198,7 @@ def precision(request: pytest.FixtureRequest) -> Precision:
 def require_best(found: dict[str, NDArray[Any]]) -> None:
     logits = found["logits"].astype(np.float64)
     log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    wanted = np.sort(log_probs, axis=1)[:, ::-1][:, : contract.BEST]
+    wanted = np.sort(log_probs, axis=1)[:, ::-1][:, : contract.BEST_TOKENS]
     assert np.abs(found["best.log_probs"] - wanted).max() < 1e-5
     assert np.abs(np.take_along_axis(log_probs, found["best.ids"], axis=1) - wanted).max() < 1e-5
 

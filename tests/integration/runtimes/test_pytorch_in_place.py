@@ -15,7 +15,7 @@ from torch import Tensor
 from makers.ort_bundles import CONFIG, random_model, random_sources
 from makers.tiny import BOS, MAX_LENGTH, PAD, SRC_VOCAB, TGT_VOCAB
 from tfexport.bundle.reader import open_bundle
-from tfexport.contract import BEST, Precision
+from tfexport.contract import BEST_TOKENS, Precision
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.runtimes import pytorch_in_place
 from tfexport.runtimes.base import best_from_logits
@@ -236,7 +236,7 @@ def test_half_precision_is_near_the_reference(
     assert all(cross.dtype == np.float32 for cross in state.cross)
 
 
-@pytest.mark.parametrize("count", [1, 9, BEST, BEST + 3, 2 * TGT_VOCAB])
+@pytest.mark.parametrize("count", [1, 9, BEST_TOKENS, BEST_TOKENS + 3, 2 * TGT_VOCAB])
 def test_best_tokens_are_those_of_the_logits(static: Make, reference: TorchRuntime, count: int) -> None:
     src_ids, src_len = pad(SOURCES, PAD)
     tokens = np.full(len(SOURCES), BOS)
@@ -262,7 +262,7 @@ def test_of_a_step_only_the_best_tokens_leave_the_device(static: Make, monkeypat
 
     monkeypatch.setattr(decoder, "to_host", noted)
     runtime.best(state, np.array([BOS, BOS]), 9)
-    assert left == [(2, BEST), (2, BEST)]
+    assert left == [(2, BEST_TOKENS), (2, BEST_TOKENS)]
 
 
 @pytest.mark.thorough

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tfexport.runtimes.device import HostDevice
-from tfexport.runtimes.device_pool import Lane, MemoryPool, size_class
+from tfexport.runtimes.device_pool import BatchNumber, MemoryPool, size_class
 
 
 class SlowPiece:
@@ -67,9 +67,9 @@ def test_memory_for_a_use_comes_in_the_order_in_which_it_was_allocated() -> None
     assert [pool.take(1000, "cache") for _ in range(3)] == pieces
 
 
-def test_lanes_are_the_lowest_that_nobody_has() -> None:
+def test_a_batch_number_is_the_lowest_that_no_other_batch_has() -> None:
     taken: set[int] = set()
-    first, second, third = (Lane(taken) for _ in range(3))
-    assert [lane.number for lane in (first, second, third)] == [0, 1, 2]
+    first, second, third = (BatchNumber(taken) for _ in range(3))
+    assert [number.value for number in (first, second, third)] == [0, 1, 2]
     del second
-    assert (Lane(taken).number, first.number) == (1, 0)
+    assert (BatchNumber(taken).value, first.value) == (1, 0)

@@ -29,7 +29,7 @@ from tests.support.fakes import (
 )
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Best, best_from_logits
-from tfexport.search.greedy import COMPACT_BELOW
+from tfexport.search.greedy import REMOVE_FINISHED_BELOW
 from tfexport.search.search import Hypothesis, SearchOptions, pad, search
 from tfexport.search.source_batch import search_limits
 from tfexport.search.token_rules import drop_banned
@@ -248,7 +248,7 @@ def test_a_greedy_sentence_leaves_the_batch_once_enough_of_them_are_done() -> No
     for step, count in enumerate(rows, start=1):
         live = sum(len(source) + 1 >= step for source in sources)
         assert live <= count
-        assert live > COMPACT_BELOW * count
+        assert live > REMOVE_FINISHED_BELOW * count
 
 
 @given(

@@ -30,7 +30,7 @@ from tfexport.runtimes.ort_cpu.batch_buffers import (
 from tfexport.runtimes.ort_cpu.bound_graphs import BatchShortlist, StepGraph, outputs_of, requested, widest
 from tfexport.runtimes.ort_cpu.context import Context
 
-COMPACT_BELOW = 0.75
+SHRINK_BELOW = 0.75
 """The fraction of live sentences at or below which the others are removed from the buffers, which costs a copy."""
 
 
@@ -227,7 +227,7 @@ class BeamState:
             seen[...] = False  # sentences that leave see no slot, so that none is kept for them
         after = self._buffer_rows()
         seen[... if after is None else after] = moved
-        if len(self._places) <= COMPACT_BELOW * len(self._src_len):
+        if len(self._places) <= SHRINK_BELOW * len(self._src_len):
             self._compact()
         return self
 
