@@ -11,14 +11,14 @@ from fastapi.testclient import TestClient
 
 from tfexport.scheduling.options import ServingOptions
 from tfexport.serving.app import create_app
-from tfexport.serving.catalog import Catalog, HowToLoad, Place
+from tfexport.serving.catalog import Catalog, CatalogEntry, HowToLoad
 
 
 @contextmanager
 def application(bundles: Mapping[str, Path], precision: str | None = None, **scheduling: Any) -> Iterator[Any]:
     """The application over bundles by name, without a socket. It is closed when the block ends."""
     how = HowToLoad(precision=precision, scheduling=ServingOptions(**scheduling))
-    catalog = Catalog([Place(name, folder) for name, folder in bundles.items()], how)
+    catalog = Catalog([CatalogEntry(name, folder) for name, folder in bundles.items()], how)
     try:
         yield create_app(catalog)
     finally:

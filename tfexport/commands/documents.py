@@ -10,7 +10,7 @@ from tfexport.errors import TfexportError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from tfexport.commands.output import Output
+    from tfexport.commands.output import OutputFile
     from tfexport.decoding.documents import DocumentResult
     from tfexport.decoding.job import Job
     from tfexport.decoding.request_options import AlignmentOptions, FormatOptions, PrefixOptions, TermOptions
@@ -81,7 +81,9 @@ def document_results(job: Job, options: InputDocumentOptions, lines: Lines, *, d
     return job.documents(units, moves_tags=options.markup is not None, done=done)
 
 
-def write_documents(results: Iterable[DocumentResult], job: Job, options: InputDocumentOptions, out: Output) -> None:
+def write_documents(
+    results: Iterable[DocumentResult], job: Job, options: InputDocumentOptions, out: OutputFile
+) -> None:
     """Write each unit, with a newline if it is a line."""
     from tfexport.decoding.documents import document_record
     from tfexport.system.json_text import json_text

@@ -43,7 +43,7 @@ def serve(
     """
     try:
         from tfexport.serving.access.keys import Keys
-        from tfexport.serving.catalog import Catalog, HowToLoad, Place
+        from tfexport.serving.catalog import Catalog, CatalogEntry, HowToLoad
         from tfexport.serving.server import run
         from tfexport.verification.certificates import parity_command
     except ModuleNotFoundError as error:
@@ -52,11 +52,11 @@ def serve(
         Keys.read(server.keys)  # before the bundles, which take longer to load
     options = ServingOptions(**{**server_defaults(runtime.runtime), **scheduling})
     how = HowToLoad(runtime.runtime, runtime.precision, threads, server.certified, options)
-    catalog = Catalog([Place.parse(given) for given in bundles], how)
+    catalog = Catalog([CatalogEntry.parse(given) for given in bundles], how)
     try:
         for served in catalog.served:
             if served.uncertified:
-                say(f"note: {served.uncertified}: {parity_command(served.place.directory, runtime.runtime)}")
+                say(f"note: {served.uncertified}: {parity_command(served.entry.directory, runtime.runtime)}")
             say(f"note: {served.name}: {about_workers(served.bundle.config, options)}")
         catalog.warm_up()
         run(catalog, server)

@@ -44,14 +44,14 @@ class UnknownModelError(TfexportError):
 
 
 @dataclass(frozen=True)
-class Place:
-    """The name and the folder of a bundle."""
+class CatalogEntry:
+    """The name and the folder of a bundle in the catalog."""
 
     name: str
     directory: Path
 
     @classmethod
-    def parse(cls, given: str) -> Place:
+    def parse(cls, given: str) -> CatalogEntry:
         """Parse `DIR`, which has the name of the folder, or `NAME=DIR`.
 
         Raises:
@@ -92,7 +92,7 @@ class HowToLoad:
     certified: bool = False
     scheduling: ServingOptions = field(default_factory=ServingOptions)
 
-    def load(self, place: Place) -> Served:
+    def load(self, entry: CatalogEntry) -> Served:
         """Load a bundle and start its workers.
 
         The bundle is opened once: the certificate is compared with the sums of the files that the runtime has loaded. See
@@ -101,27 +101,27 @@ class HowToLoad:
         Raises:
             TfexportError: the bundle cannot be loaded, or lacks a required certificate.
         """
-        files = files_of(place.directory)  # read before loading, so that a change during loading is detected
-        bundle = open_bundle(place.directory)
+        files = files_of(entry.directory)  # read before loading, so that a change during loading is detected
+        bundle = open_bundle(entry.directory)
         kind: Callable[..., Model | Classifier] = load_classifier if bundle.config.is_classifier else load
         model = kind(bundle, runtime=self.runtime, precision=self.precision, threads=self.threads)
         problem = missing(bundle, self.runtime, model.precision)
         if problem and self.certified:
             raise TfexportError(
-                f"{place.directory} is not served: {problem}. Run {parity_command(place.directory, self.runtime)}, or "
+                f"{entry.directory} is not served: {problem}. Run {parity_command(entry.directory, self.runtime)}, or "
                 "leave --certified out."
             )
         if isinstance(model, Model):
             model.start(self.scheduling)
         slots = self.scheduling.slots
-        return Served(place, bundle, model, self.runtime, short_name(model.precision), problem, files, slots=slots)
+        return Served(entry, bundle, model, self.runtime, short_name(model.precision), problem, files, slots=slots)
 
 
 @dataclass
 class Served:
     """A loaded bundle."""
 
-    place: Place
+    entry: CatalogEntry
     bundle: Bundle
     model: Model | Classifier
     runtime: str
@@ -139,7 +139,7 @@ class Served:
 
     @property
     def name(self) -> str:
-        return self.place.name
+        return self.entry.name
 
     @property
     def translator(self) -> Model:
@@ -211,8 +211,8 @@ class Catalog:
         TfexportError: two bundles have the same name, or one cannot be loaded.
     """
 
-    def __init__(self, places: Sequence[Place], how: HowToLoad):
-        names = [place.name for place in places]
+    def __init__(self, entries: Sequence[CatalogEntry], how: HowToLoad):
+        names = [entry.name for entry in entries]
         if twice := {name for name in names if names.count(name) > 1}:
             raise TfexportError(f"two bundles are called {min(twice)}. Give them names: NAME=DIR.")
         self._how, self._lock = how, threading.RLock()
@@ -220,8 +220,8 @@ class Catalog:
         self._retired: list[Served] = []
         self._is_closed = False
         try:
-            for place in places:
-                self._served[place.name] = how.load(place)
+            for entry in entries:
+                self._served[entry.name] = how.load(entry)
         except BaseException:
             self.close()
             raise
@@ -246,7 +246,7 @@ class Catalog:
             found = [
                 one
                 for one in found
-                if one.place.pair and source in (None, one.place.pair[0]) and target in (None, one.place.pair[1])
+                if one.entry.pair and source in (None, one.entry.pair[0]) and target in (None, one.entry.pair[1])
             ]
         if len(found) != 1:
             asked = name or ("-".join(code or "?" for code in pair) if any(pair) else None)
@@ -287,7 +287,7 @@ class Catalog:
             TfexportError: the new bundle cannot be loaded, or does not answer. The old bundle stays.
         """
         old = self.find(name)
-        new = self._how.load(old.place)
+        new = self._how.load(old.entry)
         try:
             new.warm_up(self._how.scheduling.workers)
             with self._lock:

@@ -44,7 +44,7 @@ def _models(catalog: Catalog, status: ServerStatus) -> Models:
 
 
 def _about(served: Served) -> ModelInfo:
-    source, target = served.place.pair or (None, None)
+    source, target = served.entry.pair or (None, None)
     return ModelInfo(
         name=served.name,
         source=source,

@@ -24,7 +24,7 @@ from tfexport.decoding.request_options import RuntimeOptions
 from tfexport.option import checked, declared
 from tfexport.scheduling.options import ServingOptions
 from tfexport.serving.app import create_app
-from tfexport.serving.catalog import Catalog, HowToLoad, Place
+from tfexport.serving.catalog import Catalog, CatalogEntry, HowToLoad
 from tfexport.serving.options import ServerOptions
 from tfexport.serving.replica_options import ReplicaOptions
 from tfexport.serving.v1.schemas import option_fields
@@ -100,13 +100,13 @@ def app(arguments: Arguments) -> Application:  # type: ignore[valid-type]
         TfexportError: an option is out of range, or a bundle has no usable name.
     """
     given: Any = arguments
-    places = [_absolute(Place.parse(one)) for one in given.bundles]
+    entries = [_absolute(CatalogEntry.parse(one)) for one in given.bundles]
     server, runtime = given.of(ServerOptions), given.of(RuntimeOptions)
     scheduling = replace(given.of(ServingOptions), worker_kind="threads")
     how = HowToLoad(runtime.runtime, runtime.precision, given.threads, server.certified, scheduling)
 
     def build() -> FastAPI:
-        return _application(places, how, server)
+        return _application(entries, how, server)
 
     return serve.deployment(serve.ingress(build)(Replica), name="tfexport", **deployment_options(arguments)).bind()
 
@@ -133,15 +133,15 @@ def deployment_options(arguments: Arguments) -> dict[str, Any]:  # type: ignore[
     }
 
 
-def _application(places: Sequence[Place], how: HowToLoad, options: ServerOptions) -> FastAPI:
+def _application(entries: Sequence[CatalogEntry], how: HowToLoad, options: ServerOptions) -> FastAPI:
     """Load the bundles in a replica."""
-    catalog = Catalog(places, how)
+    catalog = Catalog(entries, how)
     application = create_app(catalog, options)
     application.state.catalog = catalog
     leave_out_of_collections()
     return application
 
 
-def _absolute(place: Place) -> Place:
-    """A place with an absolute path: replicas have other working directories than the process that builds the app."""
-    return Place(place.name, place.directory.absolute())
+def _absolute(entry: CatalogEntry) -> CatalogEntry:
+    """An entry with an absolute path: replicas have other working directories than the process that builds the app."""
+    return CatalogEntry(entry.name, entry.directory.absolute())

@@ -47,7 +47,7 @@ class Reloader:
             at_once: do not wait for a second check, and retry bundles that could not be loaded.
         """
         for served in self._catalog.served:
-            name, files = served.name, files_of(served.place.directory)
+            name, files = served.name, files_of(served.entry.directory)
             if files == served.files:
                 self._seen.pop(name, None)
                 continue
@@ -69,7 +69,7 @@ class Reloader:
                 NOTES.exception("%s is not reloaded, and the old bundle stays", name)
         else:
             self._metrics.reloads.labels(name, "loaded").inc()
-            log(NOTES, "loaded again", {"model": name, "directory": str(served.place.directory)})
+            log(NOTES, "loaded again", {"model": name, "directory": str(served.entry.directory)})
 
     def _run(self) -> None:
         while not self._is_over:

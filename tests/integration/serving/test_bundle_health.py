@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 
 from tfexport.scheduling.options import ServingOptions
 from tfexport.serving.app import create_app
-from tfexport.serving.catalog import Catalog, HowToLoad, Place
+from tfexport.serving.catalog import Catalog, CatalogEntry, HowToLoad
 
 
 def children(pid: int) -> list[int]:
@@ -25,7 +25,7 @@ def test_a_process_that_can_decode_nothing_any_more_is_not_healthy(quantized_bun
     """Then Kubernetes and Ray start another."""
     before = set(children(os.getpid()))
     how = HowToLoad(scheduling=ServingOptions(worker_kind="processes"))
-    catalog = Catalog([Place("tiny", quantized_bundle)], how)
+    catalog = Catalog([CatalogEntry("tiny", quantized_bundle)], how)
     try:
         client = TestClient(create_app(catalog))
         assert client.get("/health").json() == {"status": "ok"}
@@ -51,7 +51,7 @@ def test_a_worker_that_hangs_is_replaced_or_shows_in_health(quantized_bundle: Pa
     """A stopped fork server makes no worker that could replace a stopped one."""
     before = set(children(os.getpid()))
     how = HowToLoad(scheduling=ServingOptions(worker_kind="processes", worker_timeout=1))
-    catalog = Catalog([Place("tiny", quantized_bundle)], how)
+    catalog = Catalog([CatalogEntry("tiny", quantized_bundle)], how)
     stopped: list[int] = []
     try:
         client = TestClient(create_app(catalog))

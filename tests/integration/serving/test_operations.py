@@ -30,7 +30,7 @@ from tfexport.scheduling.metrics import Counters
 from tfexport.serving import catalog as catalogs
 from tfexport.serving.access.keys import Keys
 from tfexport.serving.app import create_app
-from tfexport.serving.catalog import Catalog, HowToLoad, Place
+from tfexport.serving.catalog import Catalog, CatalogEntry, HowToLoad
 from tfexport.serving.options import ServerOptions
 from tfexport.serving.reload import Reloader
 from tfexport.serving.state import State
@@ -45,7 +45,7 @@ KEY = "0123456789abcdef-anna"
 
 @pytest.fixture(scope="module")
 def catalog(tiny_bundle: Path) -> Iterator[Catalog]:
-    found = Catalog([Place("tiny", tiny_bundle)], HowToLoad())
+    found = Catalog([CatalogEntry("tiny", tiny_bundle)], HowToLoad())
     yield found
     found.close()
 
@@ -422,7 +422,7 @@ def test_ready_tells_what_has_no_certificate_and_certified_refuses_it(catalog: C
     with pytest.raises(
         TfexportError, match=r"is not served: .* not compared with our reading on real text. Run tfexport parity"
     ):
-        Catalog([Place("tiny", tiny_bundle)], HowToLoad(certified=True))
+        Catalog([CatalogEntry("tiny", tiny_bundle)], HowToLoad(certified=True))
 
 
 SERVED = "de5 de6 de7"
@@ -467,7 +467,7 @@ def test_a_link_that_is_set_to_another_bundle_has_no_effect_on_what_is_certified
         new.replace(link)
 
     changes_when_it_is_open(monkeypatch, change)
-    catalog = Catalog([Place("own", link)], HowToLoad(certified=True))
+    catalog = Catalog([CatalogEntry("own", link)], HowToLoad(certified=True))
     try:
         assert catalog.find().translator.translate(SERVED).text == certified
         assert tfexport.load(other, threads=1).translate(SERVED).text != certified
@@ -494,7 +494,7 @@ def test_files_that_change_after_the_bundle_was_opened_are_not_served_as_certifi
 
     changes_when_it_is_open(monkeypatch, change)
     with pytest.raises(BundleError, match=r"was replaced, written to or removed after it was opened\. Load it again"):
-        Catalog([Place("own", own_bundle)], HowToLoad(certified=True))
+        Catalog([CatalogEntry("own", own_bundle)], HowToLoad(certified=True))
 
 
 # --- reload
@@ -502,7 +502,7 @@ def test_files_that_change_after_the_bundle_was_opened_are_not_served_as_certifi
 
 @pytest.fixture
 def own(own_bundle: Path) -> Iterator[Catalog]:
-    found = Catalog([Place("own", own_bundle)], HowToLoad())
+    found = Catalog([CatalogEntry("own", own_bundle)], HowToLoad())
     yield found
     found.close()
 
@@ -524,7 +524,7 @@ def test_a_link_that_is_set_to_another_bundle_is_a_change(
 ) -> None:
     link, new = tmp_path / "link", tmp_path / "new"
     link.symlink_to(own_bundle)
-    catalog = Catalog([Place("own", link)], HowToLoad())
+    catalog = Catalog([CatalogEntry("own", link)], HowToLoad())
     try:
         it, _ = reloader(catalog)
         new.symlink_to(other)

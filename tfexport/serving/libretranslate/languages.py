@@ -34,9 +34,9 @@ def name_of(code: str) -> str:
 def pairs(catalog: Catalog) -> dict[tuple[str, str], str]:
     """The names of the bundles by pairs of languages (source, target)."""
     return {
-        (client_code(one.place.pair[0]), client_code(one.place.pair[1])): one.name
+        (client_code(one.entry.pair[0]), client_code(one.entry.pair[1])): one.name
         for one in catalog.served
-        if one.place.pair and not one.bundle.config.is_classifier
+        if one.entry.pair and not one.bundle.config.is_classifier
     }
 
 
