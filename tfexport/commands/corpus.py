@@ -136,14 +136,14 @@ def _run(
     """
     from tfexport.scale.cluster import disconnect
     from tfexport.scale.driver_lock import only_driver
-    from tfexport.scale.manifest import Manifest, Output
+    from tfexport.scale.manifest import Manifest, RunFolder
     from tfexport.scale.run import inputs_of, run
     from tfexport.scale.storage import Place, inputs
 
     flags = {found.flag: getattr(columns, name) for name, found in declared(type(columns)).items()}
     folder = Place.of(output)
     found = inputs_of(inputs(source, without=folder), flags)
-    out = Output(folder, corpus.output_format or found[0].format)
+    out = RunFolder(folder, corpus.output_format or found[0].format)
     manifest = Manifest.of(task, corpus, found, out.format)
     if out.format == "text":  # the manifest has the format, and what follows from it is no option that was given
         task = replace(task, options=task.kind.for_text(task.options))

@@ -1,9 +1,9 @@
-"""Corpora: more sentences than one machine decodes, with Ray Data.
+"""Corpora: decoding, scoring and classification of many files with Ray Data.
 
-Translator, Scorer, Classifier  what computes the rows of a batch: for `Dataset.map_batches`, in pipelines of your own
-tfexport corpus                 whole files in, whole files out, with resume; also corpus-score and corpus-classify
+Translator, Scorer, Classifier  callable classes for `Dataset.map_batches`, for pipelines of your own
+tfexport corpus                 reads whole files and writes whole files, with resume; also corpus-score, corpus-classify
 
-`run.py` is the file to read first.
+Read `run.py` first.
 """
 
 from __future__ import annotations
@@ -20,13 +20,17 @@ __all__ = ["Classifier", "Scorer", "Translator"]
 
 
 def __getattr__(name: str) -> Any:
-    # When they are used: the command line needs the options alone.
+    # Imported when they are used: the command line needs only the options.
     if name == "Classifier":
-        from tfexport.scale.classifier import Classifier as found
-    elif name == "Scorer":
-        from tfexport.scale.scorer import Scorer as found  # type: ignore[assignment]
-    elif name == "Translator":
-        from tfexport.scale.translator import Translator as found  # type: ignore[assignment]
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return found
+        from tfexport.scale.classifier import Classifier
+
+        return Classifier
+    if name == "Scorer":
+        from tfexport.scale.scorer import Scorer
+
+        return Scorer
+    if name == "Translator":
+        from tfexport.scale.translator import Translator
+
+        return Translator
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""`Classifier`: the classes of texts, by an encoder classifier."""
+"""`Classifier`: classifies the texts of batches with an encoder classifier."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tfexport.errors import TfexportError
 from tfexport.option import declared, with_keywords
 from tfexport.runtimes import load_classifier
 from tfexport.scale.options import ActorOptions, ClassOptions
-from tfexport.scale.row_function import Kind, Row, RowFunction, columns_read, lines_of, refuse_others
+from tfexport.scale.row_function import ColumnType, Row, RowFunction, columns_read, lines_of, refuse_others
 
 
 class Classifier(RowFunction):
-    """Adds classes to batches: a callable class, of which each actor of Ray Data makes one.
+    """A callable class that adds the classes of texts to batches. Each actor of Ray Data creates one instance.
 
-    It adds `status`, `message`, `class` (a number), `label` where names are given, `probability`, and `classes`, the best
-    first, where several are asked for. Batches are those of `Translator`.
+    It adds the columns `status`, `message`, `class` (a number from 0), `label` with names of classes, `probability` (from 0
+    to 1), and `classes` with `top` above 1: the best classes, best first. It takes the batches that `Translator` takes.
 
     Args:
         bundle: the folder of an encoder classifier.
-        text_column: the column that has the text.
+        text_column: the name of the column with the texts.
         options: fields of `ClassOptions`, `RuntimeOptions` and `ActorOptions`.
 
     Raises:
@@ -60,26 +60,29 @@ class Classifier(RowFunction):
         return {**about, "top": chosen.top, "labels": names}
 
     @property
-    def added(self) -> Mapping[str, Kind]:
-        """The columns that it adds."""
-        one: dict[str, Kind] = {"class": int, **({"label": str} if self._labels else {}), "probability": float}
-        several = {"classes": [one]} if self._chosen.top > 1 else {}
-        return {"status": str, "message": str, **one, **several}
+    def added(self) -> Mapping[str, ColumnType]:
+        """See `RowFunction.added`."""
+        best: dict[str, ColumnType] = {"class": int, **({"label": str} if self._labels else {}), "probability": float}
+        several = {"classes": [best]} if self._chosen.top > 1 else {}
+        return {"status": str, "message": str, **best, **several}
 
-    def rows(self, values: Sequence[object], place: str = "", *, singly: bool = False) -> Iterator[Row]:
-        """The classes of these values; see `RowFunction.rows`."""
+    def rows(self, values: Sequence[object], position: str = "", *, singly: bool = False) -> Iterator[Row]:
+        """The classes of texts; see `RowFunction.rows`."""
         marked: dict[int, Row] = {}
         lines, chosen = lines_of(values, marked), self._chosen
         batches: dict[str, Any] = {"batch_size": self._actor.batch_size, "window": 1 if singly else None}
-        found = classify(self._model, self._reader, lines, top=chosen.top, labels=self._labels, **batches)
-        for number, one in enumerate(found):
-            yield marked.pop(number) if number in marked else Row(one.status, one.message, one.classes)
+        results = classify(self._model, self._reader, lines, top=chosen.top, labels=self._labels, **batches)
+        for number, result in enumerate(results):
+            yield marked.pop(number) if number in marked else Row(result.status, result.message, result.classes)
 
     def _values(self, row: Row) -> Mapping[str, Any]:
-        classes = [{"class": one.class_, "label": one.label, "probability": one.probability} for one in row.found]
-        named = [one if self._labels else {name: one[name] for name in ("class", "probability")} for one in classes]
-        return {**(named[0] if named else {}), "classes": named}
+        labels = [{"label": result.label} if self._labels else {} for result in row.results]
+        classes = [
+            {"class": result.class_, **label, "probability": result.probability}
+            for result, label in zip(row.results, labels, strict=True)
+        ]
+        return {**(classes[0] if classes else {}), "classes": classes}
 
     def line(self, row: Row) -> str:
         """Each class, or its label, and its probability, separated by tabs."""
-        return ClassWriter.line_of(row.found)
+        return ClassWriter.line_of(row.results)

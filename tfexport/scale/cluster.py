@@ -33,10 +33,10 @@ MOST_REST = 1.5
 """The longest rest of Ray's scheduling loop between two rounds, in seconds. A round itself waits a tenth for results. At the
 end of an interrupted run, `StreamingExecutor.shutdown` of Ray waits two seconds for a round."""
 LAST_TASKS = 8
-"""The number of tasks of which the shortest determines the rest."""
+"""The number of last tasks. The shortest of them determines the rest."""
 
 SECONDS_TO_ANSWER = 5.0
-"""After which the head of a cluster counts as missing. Ray itself tries for many minutes."""
+"""The seconds after which the head of a cluster counts as missing. Ray itself tries for many minutes."""
 _HOST_AND_PORT = re.compile(r"(?P<host>\[[^\]]+\]|[^/:\[\]]+):(?P<port>\d{1,5})")
 
 
@@ -61,8 +61,8 @@ def connect(address: str | None) -> None:
         for name, value in WITHOUT_METRICS.items():
             os.environ.setdefault(name, value)
     try:
-        if found := _HOST_AND_PORT.fullmatch(address or ""):
-            _require_answer(found["host"].strip("[]"), int(found["port"]))
+        if match := _HOST_AND_PORT.fullmatch(address or ""):
+            _require_answer(match["host"].strip("[]"), int(match["port"]))
         # "local" is a new one, whatever RAY_ADDRESS says.
         with _own_signals():
             ray.init(address=address or "local", **own, log_to_driver=False, logging_level=logging.ERROR)
@@ -91,7 +91,7 @@ def _require_answer(host: str, port: int) -> None:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep what this process does at SIGTERM. Ray sets a handler of its own, with another exit status."""
+    """Keep the handler of this process for SIGTERM. Ray sets its own handler, with another exit status."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -112,8 +112,9 @@ def disconnect() -> None:
 
 
 def _end_monitors() -> None:
-    """End two processes of the cluster that this process started. One reads the logs of workers for a driver that shows
-    them, the other one adds machines. They take a hundredth of a core, and Ray waits a second for one of them at the end.
+    """End two processes of the cluster that this process started: the log monitor, which reads the logs of workers for the
+    driver, and the monitor that adds machines. They take a hundredth of a core, and Ray waits a second for one of them at
+    the end.
 
     `ray.init` has no option for this. If a version of Ray lacks the methods, the processes stay.
     """
@@ -126,7 +127,7 @@ def _end_monitors() -> None:
 
 
 def quiet_ray_data() -> None:
-    """Let Ray Data print warnings and errors alone. Its log file keeps all messages."""
+    """Let Ray Data print only warnings and errors. Its log file keeps all messages."""
     import ray.data  # noqa: F401 (it makes the handlers)
     from ray.util.debug import log_once
 
@@ -165,10 +166,10 @@ class Rest:
 class Rhythm:
     """Determines the rest of Ray's loop from the seconds that actors needed for their last tasks.
 
-    These seconds contain no waiting for the loop: after a rest that was too long, the next one is not.
+    These seconds contain no waiting for the loop, so a rest that was too long does not lengthen the next one.
 
     Args:
-        actors: that compute shards, at most.
+        actors: the largest number of actors that compute shards.
     """
 
     def __init__(self, actors: int) -> None:
@@ -178,6 +179,10 @@ class Rhythm:
         self._seconds: deque[float] = deque(maxlen=LAST_TASKS)
 
     def rest(self, seconds: float) -> float:
-        """The rest in seconds, after an actor needed so many seconds for a task."""
+        """The next rest, in seconds.
+
+        Args:
+            seconds: the time that an actor needed for the task that has just ended.
+        """
         self._seconds.append(seconds)
         return min(MOST_REST, min(self._seconds) / self._rounds_in_a_task)

@@ -1,14 +1,14 @@
-"""One driver on an output folder at a time. A second one gets an error, and one that is killed holds nothing.
+"""One driver on an output folder at a time. A second driver gets an error. A killed driver holds nothing.
 
-Where the file system has locks, the driver locks a file, which the kernel gives back when the process ends. Elsewhere, as on
-object stores, each driver writes a claim of its own and renews it:
+On a file system with locks, the driver locks a file, which the kernel unlocks when the process ends. Elsewhere, as on object
+stores, each driver writes a claim of its own and renews it:
 
-OUT/_tfexport/driver.lock          the file that is locked
-OUT/_tfexport/driver.json          who has locked it, for the error of the second
+OUT/_tfexport/driver.lock          the locked file
+OUT/_tfexport/driver.json          the process that has locked it, for the error of the second driver
 OUT/_tfexport/drivers/….json       claims
 
-A claim is written before the others are listed. So of two drivers at least one sees the other, where a store lists what was
-written before. A claim that nobody renews is of a driver that was killed.
+A driver writes its claim before it lists the others. If the store lists all files written before, at least one of two
+drivers sees the other. A claim that nobody renews belongs to a killed driver.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from tfexport.system.file_locks import lock_file
 RENEWED = 10.0
 """Seconds between two writes of a claim."""
 PATIENCE = 4
-"""Renewals that may fail to come before a claim is taken for one that nobody holds."""
+"""The number of renewals that may be missing before a claim counts as that of a killed driver."""
 _NO_LOCKS = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL)
 
 Check = Callable[[], None]
-"""Raises TfexportError where the folder is another driver's by now."""
+"""Raises TfexportError if another driver has taken the folder meanwhile."""
 
 
 @contextmanager
 def only_driver(folder: Place, own: Place) -> Iterator[Check]:
-    """Hold an output folder, against others that do so.
+    """Hold an output folder, so that no other driver can hold it.
 
     Args:
-        own: the folder in it that is not of the output. It is made.
+        own: the folder `_tfexport` in it, which has no output. It is made.
 
     Raises:
         TfexportError: another driver holds it, or nothing can be written there.
@@ -69,7 +69,7 @@ def only_driver(folder: Place, own: Place) -> Iterator[Check]:
 
 
 def _lock(file: BinaryIO, folder: Place, own: Place) -> bool:
-    """Lock a file; False where the file system has no locks."""
+    """Lock a file; False if the file system has no locks."""
     try:
         lock_file(file)
     except OSError as error:
@@ -87,12 +87,12 @@ def claimed(folder: Place, own: Place, renewed: float = RENEWED) -> Iterator[Che
     """Hold a folder by a claim; see `only_driver`.
 
     Args:
-        renewed: seconds between two writes of it.
+        renewed: the seconds between two writes of the claim.
     """
     claims = own / "drivers"
     claims.make()
     claim = claims / f"{secrets.token_hex(8)}.json"
-    name, ended, lost = claim.name, Event(), Event()
+    ended, lost = Event(), Event()
 
     def write(beat: int) -> None:
         claim.write(json.dumps({**_about(), "beat": beat}).encode())
@@ -118,7 +118,7 @@ def claimed(folder: Place, own: Place, renewed: float = RENEWED) -> Iterator[Che
     thread = Thread(target=renew, daemon=True, name="tfexport-claim")
     thread.start()
     try:
-        _refuse_living(folder, claims, name, renewed)
+        _refuse_living(folder, claims, claim.name, renewed)
         yield check
     finally:
         ended.set()
@@ -127,10 +127,13 @@ def claimed(folder: Place, own: Place, renewed: float = RENEWED) -> Iterator[Che
 
 
 def _refuse_living(folder: Place, claims: Place, own: str, renewed: float) -> None:
-    """Wait for the renewal of claims of others, and remove those that nobody renews.
+    """Wait for renewals of the claims of other drivers, and remove the claims that nobody renews.
+
+    Args:
+        own: the file name of this driver's claim.
 
     Raises:
-        TfexportError: one is renewed.
+        TfexportError: another driver renews its claim.
     """
     before = {name: _content(claims / name) for name in claims.names() if name != own}
     until = time.monotonic() + PATIENCE * renewed
@@ -161,12 +164,12 @@ def _in_use(folder: Place, about: Place) -> TfexportError:
     """The error of a second driver.
 
     Args:
-        about: what is said of the first.
+        about: the file that describes the first driver.
     """
     holder = ""
     with suppress(ArrowException, OSError, ValueError, KeyError, TypeError):
-        found = json.loads(about.read())
-        holder = f", process {found['process']} on {found['host']}"
+        driver = json.loads(about.read())
+        holder = f", process {driver['process']} on {driver['host']}"
     return TfexportError(
         f"another run writes to {folder.uri} now{holder}. Wait until it ends, stop it, or give another folder."
     )

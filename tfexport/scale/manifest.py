@@ -1,11 +1,11 @@
-"""What a run is: all that its output depends on. Only the same run goes on with its files.
+"""The manifest of a run: everything that its output depends on. Only an equal run can resume it.
 
 OUT/part-00000-000000000000-16384.parquet   a shard, under its name when it is complete
 OUT/_tfexport/run.json                      the manifest
 OUT/_tfexport/done/part-….json              the record of a part; see `records.py`
-OUT/_tfexport/tries/part-…/                 shards that are under way; see `tries.py`
-OUT/_tfexport/summary.json                  the run is complete
-OUT/_tfexport/driver…                       who writes; see `driver_lock.py`
+OUT/_tfexport/attempts/part-…/              markers of attempts at a shard; see `attempts.py`
+OUT/_tfexport/summary.json                  the summary of a complete run
+OUT/_tfexport/driver…                       the driver that writes; see `driver_lock.py`
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Task:
-    """What is done with rows. It is sent to actors, each of which loads it."""
+    """The function of a run. It is sent to actors, and each actor loads it."""
 
     kind: type[RowFunction]
     bundle: Path
-    """On every machine."""
+    """The folder of the bundle, on every machine."""
     options: Mapping[str, Any]
-    """Of the function, with its columns."""
+    """The options of the function, with the names of its columns."""
 
     def load(self) -> RowFunction:
         """Raises: TfexportError: the bundle or an option cannot be used."""
@@ -46,22 +46,22 @@ class Task:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A run."""
+    """The manifest of a run."""
 
     bundle: str
-    """sha256 of the bundle's own manifest, which has those of its files."""
+    """The sha256 of the bundle's manifest, which has the sha256 of each file of the bundle."""
     options: Mapping[str, Any]
-    """Those that the output depends on, JSON-ready."""
+    """The options that the output depends on, JSON-ready."""
     output_format: CorpusFormat
     rows_per_shard: int
     inputs: Sequence[Input]
 
     @classmethod
     def of(cls, task: Task, corpus: CorpusOptions, inputs: Sequence[Input], format: CorpusFormat) -> Manifest:
-        """The manifest of a run, whose bundle and options are checked.
+        """The manifest of a run, after checks of its bundle and options.
 
         Args:
-            format: of the output.
+            format: the format of the output.
 
         Raises:
             TfexportError: the bundle or an option cannot be used.
@@ -70,19 +70,19 @@ class Manifest:
         return cls(file_sha256(task.bundle / MANIFEST), about, format, corpus.rows_per_shard, inputs)
 
     def record(self) -> dict[str, Any]:
-        """As JSON has it."""
-        inputs = [{"uri": one.place.uri, "format": one.format, **asdict(one.stamp)} for one in self.inputs]
+        """The manifest as an object of JSON."""
+        inputs = [{"uri": file.place.uri, "format": file.format, **asdict(file.stamp)} for file in self.inputs]
         return {"version": VERSION, "bundle": self.bundle, "options": dict(self.options)} | {
             "output_format": self.output_format,
             "rows_per_shard": self.rows_per_shard,
             "inputs": inputs,
         }
 
-    def begin(self, output: Output, *, resume: bool) -> None:
-        """Write the manifest, or compare it with that of the run before. A run without any part is replaced.
+    def begin(self, output: RunFolder, *, resume: bool) -> None:
+        """Write the manifest, or compare it with the manifest in the folder. A run without any part is replaced.
 
         Raises:
-            TfexportError: the folder has another run, or this one and it is not to be resumed, or other files.
+            TfexportError: the folder has another run, or this run without `resume`, or parts and no manifest.
         """
         record = json.loads(json.dumps(self.record()))
         if not output.done():
@@ -106,22 +106,23 @@ class Manifest:
             before = json.loads(output.manifest.read())
         except ValueError as error:
             raise TfexportError(f"{output.manifest.uri} is damaged. Begin anew in another folder.") from error
-        if found := _differences(before, record):
+        if differences := _differences(before, record):
             raise TfexportError(
-                f"{output.folder.uri} has another run: {'; '.join(found[:5])}. Continue that run, or give another folder."
+                f"{output.folder.uri} has another run: {'; '.join(differences[:5])}. Continue that run, or give another "
+                "folder."
             )
 
 
 @dataclass(frozen=True)
-class Output:
-    """The folder of a run."""
+class RunFolder:
+    """The output folder of a run."""
 
     folder: Place
     format: CorpusFormat
 
     @property
     def own(self) -> Place:
-        """The folder of all that is not output."""
+        """The folder of all files that are not parts."""
         return self.folder / "_tfexport"
 
     @property
@@ -133,18 +134,18 @@ class Output:
         return self.own / "summary.json"
 
     @property
-    def tries(self) -> Place:
-        return self.own / "tries"
+    def attempts(self) -> Place:
+        return self.own / "attempts"
 
     def part(self, shard: Shard) -> Place:
         return self.folder / shard.name(self.format)
 
     def record(self, shard: Shard) -> Place:
-        """What is kept of a part; see `records.py`."""
+        """The file with the record of a part; see `records.py`."""
         return self.own / "done" / f"{shard.name(self.format)}.json"
 
     def make(self) -> None:
-        for folder in (self.folder, self.own, self.own / "done", self.tries):
+        for folder in (self.folder, self.own, self.own / "done", self.attempts):
             folder.make()
 
     def done(self) -> set[Shard]:
@@ -152,12 +153,12 @@ class Output:
         return {shard for name in self.folder.names() if (shard := Shard.parse(name)) is not None}
 
     def remove_state(self) -> None:
-        """Remove the records, tries and summary of a run without parts."""
-        for place in (self.summary, self.own / "done", self.tries):
+        """Remove the records, attempts and summary of a run without parts."""
+        for place in (self.summary, self.own / "done", self.attempts):
             place.remove()
 
     def remove_partial(self) -> None:
-        """Remove what killed processes have left half-written. Nothing may write meanwhile."""
+        """Remove the unfinished files of killed processes. Nothing may write meanwhile."""
         for folder in (self.folder, self.own, self.own / "done"):
             for name in folder.names():
                 if name.startswith(".") and name.endswith(".partial"):
@@ -165,30 +166,27 @@ class Output:
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], where: str = "") -> list[str]:
-    """What two records have not in common, in words."""
-    found = []
+    """The differences of two records, in words."""
+    differences = []
     for name in [*before, *(name for name in now if name not in before)]:
         old, new = before.get(name), now.get(name)
         if old == new:
             continue
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found += _differences(old, new, f"{where}{name} ")
+            differences += _differences(old, new, f"{where}{name} ")
         elif name == "inputs" and isinstance(old, list) and isinstance(new, list):
-            found += _different_inputs(old, new)
+            differences += _different_inputs(old, new)
         elif name == "bundle":
-            found.append("its bundle is another")
+            differences.append("its bundle is another")
         else:
-            found.append(f"its {where}{name} is {old!r}, not {new!r}")
-    return found
+            differences.append(f"its {where}{name} is {old!r}, not {new!r}")
+    return differences
 
 
 def _different_inputs(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[str]:
-    if [one["uri"] for one in old] != [one["uri"] for one in new]:
-        if len(old) != len(new):
-            return [f"its number of inputs is {len(old)}, not {len(new)}"]
-        return [
-            f"its input is {one['uri']}, not {other['uri']}"
-            for one, other in zip(old, new, strict=True)
-            if one != other
-        ]
-    return [f"its input {one['uri']} was changed since" for one, other in zip(old, new, strict=True) if one != other]
+    if len(old) != len(new):
+        return [f"its number of inputs is {len(old)}, not {len(new)}"]
+    changed = [(before, now) for before, now in zip(old, new, strict=True) if before != now]
+    if [file["uri"] for file in old] != [file["uri"] for file in new]:
+        return [f"its input is {before['uri']}, not {now['uri']}" for before, now in changed]
+    return [f"its input {before['uri']} was changed since" for before, _ in changed]

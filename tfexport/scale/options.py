@@ -10,21 +10,22 @@ from tfexport.decoding.request_options import BatchLimits
 from tfexport.errors import TfexportError
 from tfexport.option import MOST_AT_ONCE, Options, option
 
-_CORPUS, _CLUSTER, _SCORES, _CLASSES = "Corpus", "Cluster", "Scores", "Classes"
+_CORPUS, _CLUSTER = "Corpus", "Cluster"
+_SCORES, _CLASSES = "Scores", "Classes"
 
 CorpusFormat = Literal["parquet", "jsonl", "text"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextColumn(Options):
-    """What is read of a row with one text."""
+    """The column that a function of one text reads."""
 
     text_column: str = option("text", help="The column with the text; in text files its name is `text`.", panel=_CORPUS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairColumns(Options):
-    """What is read of a row with a sentence and its translation."""
+    """The columns that a function of sentence pairs reads."""
 
     source_column: str = option("source", help="The column that has the sources.", panel=_CORPUS)
     target_column: str = option(
@@ -34,13 +35,13 @@ class PairColumns(Options):
     )
 
     def conflicts(self) -> list[str]:
-        """What is wrong with the columns, in words."""
+        """The problems of these options, in words."""
         return ["source_column and target_column are the same"] if self.source_column == self.target_column else []
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusOptions(Options):
-    """What is written."""
+    """The format and size of output files."""
 
     output_format: CorpusFormat | None = option(
         None, help="Format of the output files.", default_text="that of the input", panel=_CORPUS
@@ -56,7 +57,7 @@ class CorpusOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreOptions(Options):
-    """How pairs are scored."""
+    """The scores of sentence pairs."""
 
     reverse: Path | None = option(
         None,
@@ -71,7 +72,7 @@ class ScoreOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ClassOptions(Options):
-    """What is told of classes."""
+    """The number and names of classes."""
 
     top: int = option(1, minimum=1, maximum=MOST_AT_ONCE, help="Number of classes for each row.", panel=_CLASSES)
     labels: Path | None = option(
@@ -81,10 +82,10 @@ class ClassOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ActorOptions(Options):
-    """How an actor computes."""
+    """The batches and threads of an actor."""
 
-    # More than those of `decode`: nobody waits for a row, and lengths within a shard are close. 128 take more cache than
-    # they save in calls.
+    # Larger than the batches of `decode`: nobody waits for a row, and lengths within a shard are close. With 128, the larger
+    # cache costs more time than fewer calls save.
     batch_size: int = option(64, minimum=1, maximum=MOST_AT_ONCE, help="Sentences in a batch.", panel=_CLUSTER)
     threads: int = option(
         1, minimum=1, maximum=256, help="CPU threads of each actor; Ray reserves as many CPUs.", panel=_CLUSTER
@@ -93,12 +94,12 @@ class ActorOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ActorBatches(BatchLimits, ActorOptions):
-    """How an actor decodes."""
+    """The batches and threads of an actor that decodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions(Options):
-    """Where actors run."""
+    """The cluster of a run, and its actors."""
 
     address: str | None = option(
         None,

@@ -1,9 +1,10 @@
-"""Records of the parts of a run: what was counted, and the sums by which a resumed run checks parts and inputs.
+"""Records of the parts of a run: the number of rows of each status, and the checksums by which a resumed run checks parts
+and inputs.
 
 OUT/_tfexport/done/part-….json   the record of a part, written immediately before the part takes its name
 
-It has the sha256 of the part, and of the input file that the part was made of: a file may keep its size and time when its
-content changes.
+A record has the sha256 of the part and of its whole input file, because a file may keep its size and time when its content
+changes.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from dataclasses import dataclass
 from pyarrow import ArrowException
 
 from tfexport.errors import TfexportError
-from tfexport.scale.manifest import Output
+from tfexport.scale.manifest import RunFolder
 from tfexport.scale.shards import Shard
 
 _log = logging.getLogger(__name__)
 
 AT_ONCE = 16
-"""Files that are read at once: object stores answer slowly."""
+"""The number of files that are read at once, because object stores answer slowly."""
 
 
 @dataclass(frozen=True)
@@ -33,24 +34,25 @@ class Done:
 
     shard: Shard
     statuses: Mapping[str, int]
-    """The number of its rows of each status."""
+    """The number of rows of each status."""
 
 
 @dataclass(frozen=True)
 class Record(Done):
-    """What is kept of a part."""
+    """The record of a part."""
 
     sha256: str
+    """The sha256 of the part."""
     input_sha256: str
-    """Of the whole input file."""
+    """The sha256 of the whole input file."""
 
-    def write(self, output: Output, before: Callable[[], None]) -> None:
-        """Write it; see `Place.write`."""
+    def write(self, output: RunFolder, before: Callable[[], None]) -> None:
+        """Write the record; see `Place.write`."""
         content = {"statuses": self.statuses, "sha256": self.sha256, "input_sha256": self.input_sha256}
         output.record(self.shard).write(json.dumps(content).encode(), before=before)
 
 
-def read_record(output: Output, shard: Shard) -> Record | None:
+def read_record(output: RunFolder, shard: Shard) -> Record | None:
     """The record of a part; None if it is missing or damaged."""
     try:
         content = json.loads(output.record(shard).read())
@@ -62,18 +64,17 @@ def read_record(output: Output, shard: Shard) -> Record | None:
     return record if sum(statuses.values()) == shard.rows else None
 
 
-def recorded(output: Output) -> Iterator[Record]:
-    """The records of all parts, without those that are missing or damaged."""
+def recorded(output: RunFolder) -> Iterator[Record]:
+    """The readable records of all parts."""
     shards = sorted(output.done())
     with ThreadPoolExecutor(AT_ONCE) as pool:
         yield from (record for record in pool.map(lambda shard: read_record(output, shard), shards) if record)
 
 
-def verified(output: Output) -> Iterator[Record]:
-    """The records of the parts that are as they were written. The record of another part is removed, so that the part is
-    made again.
+def verified(output: RunFolder) -> Iterator[Record]:
+    """The records of undamaged parts. It reads all parts.
 
-    It reads all parts.
+    It removes the records of damaged parts, so that the run makes these parts again.
 
     Raises:
         TfexportError: a part cannot be read.
@@ -98,7 +99,7 @@ def verified(output: Output) -> Iterator[Record]:
 
 
 def changed_inputs(records: Iterable[Record]) -> list[int]:
-    """The numbers of the inputs of which parts have different sums: the files changed while they were read."""
+    """The numbers of inputs that changed while they were read: the records of their parts have different checksums."""
     sums: dict[int, set[str]] = {}
     for record in records:
         sums.setdefault(record.shard.file, set()).add(record.input_sha256)

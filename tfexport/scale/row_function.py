@@ -1,4 +1,4 @@
-"""What a model does with the rows of batches: `RowFunction`, of which `Translator`, `Scorer` and `Classifier` are kinds."""
+"""`RowFunction`: computes the rows of batches with a model. `Translator`, `Scorer` and `Classifier` are its subclasses."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tfexport.errors import TfexportError
 from tfexport.option import checked, declared
 
 _NULLS = ("NAType", "NaTType")
-"""Types of `pandas.NA` and `pandas.NaT`."""
-Kind = Any
-"""Of values in a column: `str`, `int`, `float`, or a list of one mapping from names to kinds, for lists of records."""
+"""The types of `pandas.NA` and `pandas.NaT`."""
+ColumnType: TypeAlias = "type[str] | type[int] | type[float] | list[dict[str, ColumnType]]"
+"""The type of the values in a column. `[{"text": str, "score": float}]` is for lists of records with these fields."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What became of a row."""
+    """The result of a row."""
 
     status: str
-    """As in `tfexport decode`; or `null`, `not_text`, `invalid_utf8`, `invalid_json`, `worker_ended`."""
+    """A status of `tfexport decode`; or `null`, `not_text`, `invalid_utf8`, `invalid_json`, `worker_ended`."""
     message: str = ""
-    found: tuple[Any, ...] = ()
-    """The best first; none where the row is marked. What they are is told by the function that gave them."""
+    results: tuple[Any, ...] = ()
+    """The results, best first; empty for a row that was not computed. Their type depends on the function."""
 
 
 class RowFunction(ABC):
-    """A callable class, of which each actor of Ray Data makes one.
+    """A callable class that adds columns to batches. Each actor of Ray Data creates one instance.
 
-    It takes tables of PyArrow, dictionaries of arrays or lists, and data frames of pandas, and gives back what it got with
-    the columns of `added`. A column of the batch with one of these names is renamed to `input_NAME`. A copy in another
-    process, as pickle makes it, loads the model anew.
+    It takes tables of PyArrow, dictionaries of arrays or lists, and data frames of pandas, and returns a batch of the same
+    type with the columns of `added`. A column of the batch with one of these names is renamed to `input_NAME`. A pickled
+    copy loads the model anew.
     """
 
     reads: tuple[str, ...]
-    """The columns that have its texts."""
+    """The names of the columns with the texts."""
     _made_with: tuple[Any, Mapping[str, Any]]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -47,7 +47,7 @@ class RowFunction(ABC):
     @classmethod
     @abstractmethod
     def described(cls, bundle: Path, options: Mapping[str, Any]) -> dict[str, Any]:
-        """All that results depend on beside the bundle, JSON-ready.
+        """Everything except the bundle that results depend on, JSON-ready.
 
         Raises:
             TfexportError: the bundle or an option cannot be used.
@@ -55,43 +55,43 @@ class RowFunction(ABC):
 
     @classmethod
     def for_text(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The options of a run that writes text alone, and needs nothing that other formats have."""
+        """The options of a run that writes lines of text, without options that only other formats need."""
         return options
 
     @property
     @abstractmethod
-    def added(self) -> Mapping[str, Kind]:
-        """The columns that it adds."""
+    def added(self) -> Mapping[str, ColumnType]:
+        """The names and types of the added columns."""
 
     @abstractmethod
-    def rows(self, values: Sequence[object], place: str = "", *, singly: bool = False) -> Iterator[Row]:
-        """The rows of these values, in order.
+    def rows(self, values: Sequence[object], position: str = "", *, singly: bool = False) -> Iterator[Row]:
+        """The results of values, in order.
 
         Args:
-            values: text as strings or bytes in UTF-8, or tuples of them where several columns are read. None and other
-                things are marked.
-            place: of the values in the corpus.
-            singly: compute one row after the other. Each is read when the one before it is done.
+            values: texts as strings or as bytes in UTF-8; tuples of texts if several columns are read. A `Row` is yielded
+                as it is. For None and values of other types, the status tells that there is no text.
+            position: the position of the values in the corpus, such as `FILE:ROW`. Samples depend on it.
+            singly: decode rows one after the other. Each value is read after the row before it is yielded.
         """
 
     @abstractmethod
     def _values(self, row: Row) -> Mapping[str, Any]:
-        """Of the added columns, without those that are None, `status` and `message`."""
+        """The values of the added columns, without `status`, `message`, and columns without a value."""
 
     @abstractmethod
     def line(self, row: Row) -> str:
-        """A row as a line of text, without the newline; an empty one where nothing was found."""
+        """A row as a line of text, without the newline; an empty line if there are no results."""
 
     def columns(self, rows: Sequence[Row]) -> dict[str, list[Any]]:
-        """Rows as columns."""
+        """The added columns of rows: a list of len(rows) values for each name."""
         records = [{"status": row.status, "message": row.message, **self._values(row)} for row in rows]
         return {name: [record.get(name) for record in records] for name in self.added}
 
     def __call__(self, batch: Any) -> Any:
-        """The batch with what was found.
+        """The batch with the added columns.
 
         Raises:
-            TfexportError: it has no such column, or several with its name.
+            TfexportError: the batch lacks a column that the function reads, or has several columns of its name.
         """
         names = list(batch.column_names if hasattr(batch, "column_names") else batch)
         for column in self.reads:
@@ -104,12 +104,12 @@ class RowFunction(ABC):
                     f"there are {names.count(column)} columns {column!r}. Rename all but the one to read."
                 )
         values = joined([values_of(batch[column]) for column in self.reads])
-        added = self.columns(list(self.rows(values, self._place(values))))
+        added = self.columns(list(self.rows(values, self._position(values))))
         kept = {name: clear_of(name, (*added, *names)) if name in added else name for name in names}
         return _with_columns(batch, kept, added, self.added)
 
-    def _place(self, values: Sequence[object]) -> str:
-        """A name for values whose place in a corpus is not known; an empty one where rows depend on no place."""
+    def _position(self, values: Sequence[object]) -> str:
+        """A name in place of the position of values in a corpus; an empty string if results depend on no position."""
         return ""
 
 
@@ -117,38 +117,44 @@ def _made(kind: Any, bundle: Any, options: Mapping[str, Any]) -> Any:
     return kind(bundle, **options)
 
 
-def refuse_others(given: Mapping[str, Any], *groups: type) -> None:
-    """Raises TfexportError where something is given that is an option of no group."""
+def refuse_others(options: Mapping[str, Any], *groups: type) -> None:
+    """Raises TfexportError if an option belongs to no group."""
     first, *rest = groups
     known = [name for group in rest for name in declared(group)]
-    checked(first, {name: value for name, value in given.items() if name not in known}, others=known)
+    checked(first, {name: value for name, value in options.items() if name not in known}, others=known)
 
 
-def columns_read(**given: Any) -> tuple[str, ...]:
-    """The columns that have the texts, by the arguments that name them.
+def columns_read(**columns: Any) -> tuple[str, ...]:
+    """The names of the columns with the texts, checked.
+
+    Args:
+        columns: the names of columns, by the arguments that give them.
 
     Raises:
-        TfexportError: one is no string, or two are the same.
+        TfexportError: a name is not a string, or two names are the same.
     """
-    for argument, name in given.items():
+    for argument, name in columns.items():
         if not isinstance(name, str):
             raise TfexportError(f"{argument} is {name!r}. Give the name of a column, a string.")
-    if len(set(given.values())) < len(given):
-        arguments, name = " and ".join(given), next(iter(given.values()))
+    if len(set(columns.values())) < len(columns):
+        arguments, name = " and ".join(columns), next(iter(columns.values()))
         raise TfexportError(f"{arguments} are both {name!r}. Name two columns.")
-    return tuple(given.values())
+    return tuple(columns.values())
 
 
 def joined(columns: Sequence[Sequence[object]]) -> list[object]:
-    """The values of columns, row by row: as they are of one column, tuples of several; a `Row` among them marks the row."""
+    """A value for each row: the value of the only column, or a tuple of the values of several. A `Row` among several values
+    is the value of the row."""
     if len(columns) == 1:
         return list(columns[0])
-    return [next((one for one in row if isinstance(one, Row)), row) for row in zip(*columns, strict=True)]
+    return [
+        next((value for value in values if isinstance(value, Row)), values) for values in zip(*columns, strict=True)
+    ]
 
 
 def values_of(column: Any) -> list[object]:
-    """The values of a column of a batch. Strings of PyArrow come as bytes: where a damaged file has some that are not UTF-8,
-    their rows are marked, and the others computed."""
+    """The values of a column of a batch. Strings of PyArrow become bytes: in a damaged file some are not UTF-8, and only
+    their rows must fail."""
     if not hasattr(column, "to_pylist"):
         return list(column)
     import pyarrow as pa
@@ -163,17 +169,18 @@ def values_of(column: Any) -> list[object]:
 
 
 def clear_of(name: str, taken: Sequence[str]) -> str:
-    """The name of an input's column beside columns that have the same."""
+    """A name for a column of the input that no other column has: `name` with `input_` before it, as often as needed."""
     while name in taken:
         name = f"input_{name}"
     return name
 
 
 def lines_of(values: Sequence[object], marked: dict[int, Row], column: int | None = None) -> Iterator[bytes]:
-    """A line for each value: an empty one for those that are none, which are `marked`.
+    """A line for each value: its text in UTF-8; an empty line for a value without text.
 
     Args:
-        column: of values that are tuples, which of their parts.
+        marked: gets the row of each value without text, by the number of the value.
+        column: the item to read if values are tuples.
     """
     for number, value in enumerate(values):
         row = marked_row(value)
@@ -184,7 +191,7 @@ def lines_of(values: Sequence[object], marked: dict[int, Row], column: int | Non
 
 
 def marked_row(value: object) -> Row | None:
-    """The row of a value that is no text; None for text."""
+    """The row of a value without text; None for text."""
     if isinstance(value, Row):
         return value
     if isinstance(value, tuple):
@@ -197,54 +204,54 @@ def marked_row(value: object) -> Row | None:
 
 
 def _is_null(value: object) -> bool:
-    """Whether a value is what stands for none in a batch: None, and what pandas has for it."""
-    # By their names: pandas need not be installed, and `NA == NA` is neither true nor false.
+    """Whether a value is None, NaN, or a missing value of pandas."""
+    # By type name: pandas need not be installed, and `NA == NA` is neither true nor false.
     return value is None or (isinstance(value, float) and value != value) or type(value).__name__ in _NULLS
 
 
 def _with_columns(
-    batch: Any, kept: Mapping[str, str], added: Mapping[str, list[Any]], kinds: Mapping[str, Kind]
+    batch: Any, kept: Mapping[str, str], added: Mapping[str, list[Any]], types: Mapping[str, ColumnType]
 ) -> Any:
     if isinstance(batch, Mapping):  # also the lazy batches of `datasets`
-        arrays = {name: _array(values, kinds[name]) for name, values in added.items()}
+        arrays = {name: _array(values, types[name]) for name, values in added.items()}
         return {**{new: batch[old] for old, new in kept.items()}, **arrays}
     if hasattr(batch, "rename_columns"):
         import pyarrow as pa
 
         table = batch.rename_columns([kept[name] for name in batch.column_names])
         for name, values in added.items():
-            table = table.append_column(name, pa.array(values, arrow_type(kinds[name])))
+            table = table.append_column(name, pa.array(values, arrow_type(types[name])))
         return table
-    columns = {name: _frame_column(values, kinds[name]) for name, values in added.items()}
+    columns = {name: _frame_column(values, types[name]) for name, values in added.items()}
     return batch.rename(columns=dict(kept)).assign(**columns)
 
 
-def _frame_column(values: list[Any], kind: Kind) -> Any:
-    """A column for a data frame. Lists tell pandas no type where there are no rows, or no numbers in them."""
+def _frame_column(values: list[Any], type_: ColumnType) -> Any:
+    """A column for a data frame. A list without rows, or without numbers, would have no type in pandas."""
     import numpy as np
 
-    if kind is str:
+    if type_ is str:
         return values or np.empty(0, dtype=str)
-    if kind is int:  # NaN, which stands for none, is a float
+    if type_ is int:  # NaN, for a missing value, is a float
         return np.array(values, dtype=float if None in values else int)
-    return _array(values, kind)
+    return _array(values, type_)
 
 
-def _array(values: list[Any], kind: Kind) -> Any:
+def _array(values: list[Any], type_: ColumnType) -> Any:
     import numpy as np
 
-    if kind is float:
+    if type_ is float:
         return np.array(values, dtype=float)
-    array = np.empty(len(values), dtype=object)  # filled one by one: lists of one length are no matrix
+    array = np.empty(len(values), dtype=object)  # then filled: `np.array` makes a matrix of lists of equal length
     array[:] = values
     return array
 
 
-def arrow_type(kind: Kind) -> Any:
-    """A kind of values in tables of PyArrow."""
+def arrow_type(type_: ColumnType) -> Any:
+    """The `pyarrow.DataType` of a column."""
     import pyarrow as pa
 
-    if isinstance(kind, list):
-        (record,) = kind
-        return pa.list_(pa.struct([(name, arrow_type(inner)) for name, inner in record.items()]))
-    return {str: pa.string(), int: pa.int64(), float: pa.float64()}[kind]
+    if isinstance(type_, list):
+        (record,) = type_
+        return pa.list_(pa.struct([(name, arrow_type(field)) for name, field in record.items()]))
+    return {str: pa.string(), int: pa.int64(), float: pa.float64()}[type_]

@@ -1,4 +1,4 @@
-"""Rows of a shard: their texts, and what is written of them."""
+"""The rows of a shard: reading their texts, and writing their results."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from tfexport.scale.options import CorpusFormat
-from tfexport.scale.row_function import Kind, Row, RowFunction, arrow_type, clear_of, joined, values_of
+from tfexport.scale.row_function import ColumnType, Row, RowFunction, arrow_type, clear_of, joined, values_of
 from tfexport.scale.shards import RAW, Shard
 from tfexport.system.json_text import json_text
 
 WHOLE = "input_json"
-"""In Parquet the column that has a row of JSON lines as it is: these have no schema."""
+"""The column of Parquet that has the whole text of a JSON line. JSON lines have no schema."""
 
 
 _NANOSECONDS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1000, "ns": 1}
 
 
 def texts(table: pa.Table, format: CorpusFormat, columns: Sequence[str]) -> list[object]:
-    """The texts of a shard as a `RowFunction` takes them; a `Row` for one that cannot be had."""
+    """The texts of a shard as a `RowFunction` takes them; a `Row` for a text that cannot be read."""
     if format == "parquet":
         return joined([values_of(table[column]) for column in columns])
     raw: list[bytes] = table[RAW].to_pylist()
@@ -34,10 +34,10 @@ def texts(table: pa.Table, format: CorpusFormat, columns: Sequence[str]) -> list
 
 
 def _split(line: bytes, columns: int) -> object:
-    found = tuple(line.split(b"\t"))
-    if len(found) == columns:
-        return found
-    return Row("not_text", f"the line has {len(found)} columns between tabs, not {columns}")
+    parts = tuple(line.split(b"\t"))
+    if len(parts) == columns:
+        return parts
+    return Row("not_text", f"the line has {len(parts)} columns between tabs, not {columns}")
 
 
 def _stripped(line: bytes) -> bytes:
@@ -56,12 +56,12 @@ def _json_texts(line: bytes, columns: Sequence[str]) -> object:
 
 
 def _record(line: bytes) -> dict[str, Any] | Row:
-    """The object of a line, or the row of a line that cannot be used."""
+    """The JSON object of a line, or the `Row` of a line that cannot be read."""
     about = "the line is no JSON object"
     try:
-        found = json.loads(line.decode("utf-8", "replace"), object_pairs_hook=_object)
-        if isinstance(found, dict):
-            return found
+        record = json.loads(line.decode("utf-8", "replace"), object_pairs_hook=_object)
+        if isinstance(record, dict):
+            return record
     except json.JSONDecodeError:
         pass
     except ValueError:  # the limit of Python for integers, 4,300 digits unless it was changed
@@ -72,10 +72,10 @@ def _record(line: bytes) -> dict[str, Any] | Row:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON. A name that comes again is numbered."""
-    found = dict(pairs)
-    if len(found) == len(pairs):
-        return found
+    """A JSON object. Repeated names get numbers."""
+    record = dict(pairs)
+    if len(record) == len(pairs):
+        return record
     return dict(zip(_apart([name for name, _ in pairs]), (value for _, value in pairs), strict=True))
 
 
@@ -88,14 +88,17 @@ def written(
     source: CorpusFormat,
     output: CorpusFormat,
 ) -> bytes:
-    """The output file of a shard.
+    """The content of the output file of a shard.
 
-    Parquet and JSON may have a name several times, in a table or in a record. An object of JSON lines then has the second
-    value of `k` as `k_2`, the third as `k_3`; numbers that are names already are left out.
+    Parquet and JSON may repeat a name in a table or in a record. An output object then has the second value of `k` as
+    `k_2` and the third as `k_3`; names that exist already are skipped.
 
     Args:
-        function: which gave the rows.
-        source: format of the input.
+        table: the rows of the shard.
+        rows: their results.
+        function: the function that computed the results.
+        source: the format of the input.
+        output: the format of the output.
     """
     if output == "text":
         return "".join(f"{function.line(row)}\n" for row in rows).encode("utf-8", "replace")
@@ -135,20 +138,20 @@ def _records(table: pa.Table, source: CorpusFormat, reads: Sequence[str]) -> lis
         return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     records = [_record(line) for line in raw]
     return [
-        {WHOLE: _plain_text(line)} if isinstance(found, Row) else found
-        for line, found in zip(raw, records, strict=True)
+        {WHOLE: _plain_text(line)} if isinstance(record, Row) else record
+        for line, record in zip(raw, records, strict=True)
     ]
 
 
 def _has_times(kind: pa.DataType) -> bool:
-    """Whether a type has times of day. Their nanoseconds, and times after 24 hours, are none of Python's."""
+    """Whether a type has times of day. Python has no nanoseconds, and no times after 24 hours."""
     if pa.types.is_dictionary(kind):
         return _has_times(kind.value_type)
     return pa.types.is_time(kind) or any(_has_times(kind.field(number).type) for number in range(kind.num_fields))
 
 
 def _time(value: pa.Time32Scalar | pa.Time64Scalar) -> str | int:
-    """A time of day as text, or the number that Arrow has."""
+    """A time of day as text; its number in Arrow if it is not within a day."""
     nanoseconds = value.value * _NANOSECONDS[value.type.unit]
     seconds, rest = divmod(nanoseconds, 1_000_000_000)
     if not 0 <= seconds < 24 * 60 * 60:
@@ -158,21 +161,21 @@ def _time(value: pa.Time32Scalar | pa.Time64Scalar) -> str | int:
 
 
 def _apart(names: Sequence[str]) -> list[str]:
-    """These names, numbered where one comes again: a dictionary would keep its last value alone."""
-    given, found = set(names), dict[str, None]()
+    """Different names: repeated names get numbers. In a dictionary, only the last value of a repeated name would remain."""
+    before, different = set(names), dict[str, None]()
     numbers: dict[str, int] = {}
     for name in names:
         number, own = numbers.get(name, 1), name
-        while own in found or (own != name and own in given):
+        while own in different or (own != name and own in before):
             number += 1
             own = f"{name}_{number}"
         numbers[name] = number
-        found[own] = None
-    return list(found)
+        different[own] = None
+    return list(different)
 
 
 def _text_columns(raw: Sequence[bytes], reads: Sequence[str]) -> dict[str, list[str | None]]:
-    """The columns of lines of text. One that has not those that are read stands in the first."""
+    """The columns of lines of text. A line with another number of columns than the function reads is in the first column."""
     lines = [_plain_text(line) for line in raw]
     if len(reads) == 1:
         return {"text": list(lines)}
@@ -192,7 +195,7 @@ def _json_bytes(record: dict[str, Any]) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """A value of Arrow as JSON has it: dates and decimals as text, bytes in base64."""
+    """A Python value of Arrow as a JSON value: dates and decimals as text, bytes in base64."""
     if isinstance(value, dict):
         return {str(name): _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -203,9 +206,10 @@ def _plain(value: Any) -> Any:
 
 
 def _value(value: pa.Scalar) -> Any:
-    """A value of Arrow as JSON has it, also where Python has no such value.
+    """A scalar of Arrow as a JSON value, also if Python has no such value.
 
-    Text that is not UTF-8 gets replacement characters. A date or time that Python has not is the number that Arrow has.
+    Text that is not UTF-8 gets replacement characters. A date or time that Python cannot represent becomes its number in
+    Arrow.
     """
     if not value.is_valid:
         return None
@@ -220,19 +224,19 @@ def _value(value: pa.Scalar) -> Any:
         names = _apart([field.name for field in value.type])
         return {name: _value(value[n]) for n, name in enumerate(names)}
     if isinstance(value, pa.MapScalar):
-        return [[_value(one[0]), _value(one[1])] for one in value.values]
+        return [[_value(entry[0]), _value(entry[1])] for entry in value.values]
     if isinstance(value, pa.ListScalar):
         return [_value(inner) for inner in value.values]
     return _value(value.value) if isinstance(value.value, pa.Scalar) else value.value
 
 
-def _parquet(table: pa.Table, added: dict[str, list[Any]], kinds: Mapping[str, Kind]) -> bytes:
+def _parquet(table: pa.Table, added: dict[str, list[Any]], types: Mapping[str, ColumnType]) -> bytes:
     names = table.column_names
     kept = [clear_of(name, (*added, *names)) if name in added else name for name in names]
-    arrays = {name: pa.array(_encodable(values), arrow_type(kinds[name])) for name, values in added.items()}
+    arrays = {name: pa.array(_encodable(values), arrow_type(types[name])) for name, values in added.items()}
     fields = [pa.field(name, array.type) for name, array in arrays.items()]
     fields += [field.with_name(name) for field, name in zip(table.schema, kept, strict=True)]
-    # Without the metadata of the schema, which often lists the columns of the input: Spark and pandas read no others then.
+    # Without the metadata of the schema: it often lists the columns of the input, and Spark and pandas read only those.
     whole = pa.Table.from_arrays([*arrays.values(), *table.columns], schema=pa.schema(fields))
     sink = pa.BufferOutputStream()
     parquet.write_table(whole, sink, compression="zstd")

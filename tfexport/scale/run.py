@@ -1,8 +1,8 @@
 """A run over a corpus with Ray Data: files -> shards -> actors -> files.
 
-A task for each input file reads shards, and a pool of actors computes and writes them. A shard is one row of the
-dataset, so that it stays whole however Ray cuts blocks. An output file takes its name when it is complete, and its name
-tells which rows it has: what is written twice is written over itself, and what is missing is seen at the end.
+A task for each input file reads shards, and a pool of actors computes and writes them. A shard is one row of the dataset, so
+it stays whole however Ray splits blocks. An output file gets its name when it is complete. The name tells which rows it has,
+so a shard that is written twice replaces itself, and the driver finds missing rows at the end.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from typing import Any
 import pyarrow as pa
 
 from tfexport.errors import TfexportError
+from tfexport.scale.attempts import Attempts, rows_of
 from tfexport.scale.cluster import Rest, Rhythm, connect, quiet_ray_data
-from tfexport.scale.manifest import Manifest, Output, Task
+from tfexport.scale.manifest import Manifest, RunFolder, Task
 from tfexport.scale.options import ClusterOptions
 from tfexport.scale.records import Done, Record, changed_inputs, read_record, recorded, verified
 from tfexport.scale.row_function import RowFunction
 from tfexport.scale.rows import texts, written
 from tfexport.scale.shards import Input, Shard, gaps, read_shards
 from tfexport.scale.storage import Stamp
-from tfexport.scale.tries import Tries, rows_of
 from tfexport.system.processes import leave_out_of_collections
 
 _log = logging.getLogger(__name__)
 
 READERS = 4
-"""Files that are read at once. They need less than a CPU: decoding takes far longer."""
+"""The number of files that are read at once. Reading needs less than one CPU, because decoding takes far longer."""
 SHARDS_OF_AN_ACTOR = 2
-"""That are there for each: one waits while another is decoded."""
+"""The number of shards that an actor holds: one waits while the other is decoded."""
 SHARDS_AT_END = 4
-"""Ray's loop has no rest for as many rows as these have, the last of a run: what is done comes out two rounds later."""
+"""The number of shards at the end of a run during which Ray's loop does not rest. A result comes out two rounds later."""
 DRIVER_REST_SHARE = 0.9
 """The share of a rest of Ray's loop for which the driver sleeps, so that it polls less; see `POLL_SECONDS`."""
 POLL_SECONDS = 0.01
@@ -50,14 +50,15 @@ POLL_SECONDS = 0.01
 
 
 def read_files(batch: Mapping[str, Any], manifest: Manifest, done: Mapping[Shard, str]) -> Iterator[pa.Table]:
-    """The shards of input files that are not done, each as one row, in Arrow's stream format: a function for Ray Data.
+    """A function for Ray Data: the shards of input files that are not done, each as one row with its table in Arrow's stream
+    format.
 
-    A file is read twice: first its sum, without which no part of it may be written, then its rows.
+    It reads a file twice: first for its sha256, which every part needs, then for its rows. An error is a row too, because
+    Ray changes the messages of exceptions and drops their causes.
 
     Args:
-        done: the shards that are done, with the sha256 of the input that each was made of.
-
-    Errors are rows too: Ray tells of exceptions in its own words, and drops what they came from.
+        batch: the numbers of input files, in the column `file`.
+        done: the shards that are done, each with the sha256 of its input file.
     """
     for file in map(int, batch["file"]):
         try:
@@ -83,20 +84,21 @@ class Driver:
     """The process that starts the actors of a run."""
 
     name: str
-    """In the marks of what its actors have under way."""
+    """The name in the markers of its actors; see `attempts.py`."""
     began: Stamp | None
-    """Of the manifest's file when it began."""
+    """The stamp of the manifest's file at the start of the run."""
 
     @classmethod
-    def of(cls, output: Output) -> Driver:
+    def of(cls, output: RunFolder) -> Driver:
         return cls(secrets.token_hex(4), output.manifest.stamp())
 
 
 class ShardWriter:
-    """Computes and writes shards: what an actor is. The first shard loads the bundle."""
+    """The class of an actor: computes and writes shards. The first shard loads the bundle."""
 
-    def __init__(self, manifest: Manifest, output: Output, task: Task, driver: Driver):
-        self._manifest, self._output, self._task, self._driver = manifest, output, task, driver
+    def __init__(self, manifest: Manifest, output: RunFolder, task: Task, driver: Driver):
+        self._manifest, self._output = manifest, output
+        self._task, self._driver = task, driver
 
     @cached_property
     def _function(self) -> RowFunction:
@@ -123,32 +125,33 @@ class ShardWriter:
         return {**numbers, "seconds": seconds, "statuses": json.dumps(dict(statuses)), "error": error}
 
     def write(self, shard: Shard, data: bytes, input_sha256: str) -> Mapping[str, int]:
-        """Write a shard, if nobody has done so; returns the number of its rows of each status.
+        """Write a shard if it is not done, and return the number of its rows of each status.
 
         Args:
-            input_sha256: of the file that it was read from.
+            data: the table of the shard, in Arrow's stream format.
+            input_sha256: the sha256 of its input file.
 
         Raises:
             TfexportError: another run has begun in the folder.
         """
         part = self._output.part(shard)
-        tries = Tries(self._output.tries / part.name, self._driver.name)
+        attempts = Attempts(self._output.attempts / part.name, self._driver.name)
         record = read_record(self._output, shard) if part.stamp() is not None else None
         if record is None:
             source = self._manifest.inputs[shard.file]
             table = pa.ipc.open_stream(data).read_all()
             function = self._function
             values = texts(table, source.format, function.reads)
-            rows = rows_of(function, values, f"{shard.file}:{shard.first}", tries)
+            rows = rows_of(function, values, f"{shard.file}:{shard.first}", attempts)
             statuses = dict(Counter(row.status for row in rows))
             content = written(shard, table, rows, function, source=source.format, output=self._output.format)
             record = Record(shard, statuses, hashlib.sha256(content).hexdigest(), input_sha256)
             part.write(content, before=partial(self._write, record))
-        tries.remove()
+        attempts.remove()
         return record.statuses
 
     def _write(self, record: Record) -> None:
-        """Write the record of a part that is ready, if it is one of this run: a part that is there has one."""
+        """Write the record of a part before the part gets its name, if the folder still has this run."""
         record.write(self._output, before=self._require_own_run)
         self._require_own_run()  # the record may have been on its way for long
 
@@ -158,12 +161,10 @@ class ShardWriter:
             raise TfexportError(f"another run has begun in {self._output.folder.uri}. Give another folder.")
 
 
-def run(manifest: Manifest, output: Output, task: Task, cluster: ClusterOptions) -> Generator[Done]:
-    """Compute what is not done yet; yields shards as they are written, then writes the summary.
+def run(manifest: Manifest, output: RunFolder, task: Task, cluster: ClusterOptions) -> Generator[Done]:
+    """Compute all shards that are not done, and write the summary. Yields each shard after it is written.
 
-    Damaged parts are computed again, with a warning.
-
-    It has to end, or be closed, before the cluster is left.
+    Damaged parts are computed again, with a warning. The generator must end or be closed before `disconnect`.
 
     Raises:
         TfexportError: an input cannot be read or has changed, an output cannot be written, or a part is missing at the end.
@@ -200,7 +201,7 @@ def run(manifest: Manifest, output: Output, task: Task, cluster: ClusterOptions)
     _complete(manifest, output, totals)
 
 
-def _complete(manifest: Manifest, output: Output, totals: dict[int, int]) -> None:
+def _complete(manifest: Manifest, output: RunFolder, totals: dict[int, int]) -> None:
     """Write the summary of a run.
 
     Args:
@@ -209,19 +210,19 @@ def _complete(manifest: Manifest, output: Output, totals: dict[int, int]) -> Non
     Raises:
         TfexportError: a part is missing, or an input changed while it was read.
     """
-    found = [f"input {file} was not read" for file in range(len(manifest.inputs)) if file not in totals]
-    if problems := [*found, *gaps(output.done(), totals)]:
+    unread = [f"input {file} was not read" for file in range(len(manifest.inputs)) if file not in totals]
+    if problems := [*unread, *gaps(output.done(), totals)]:
         raise TfexportError(f"the output is not complete: {'; '.join(problems[:3])}. Run it again with --resume.")
     statuses: Counter[str] = Counter()
     parts = list(recorded(output))
     if changed := changed_inputs(parts):
         uri = manifest.inputs[changed[0]].place.uri
         raise TfexportError(f"{uri} was changed while it was read. Begin anew, in another folder, when it is complete.")
-    for one in parts:
-        statuses.update(one.statuses)
+    for part in parts:
+        statuses.update(part.statuses)
     summary = {"rows": sum(totals.values()), "parts": len(parts), "statuses": dict(sorted(statuses.items()))}
     output.summary.write(json.dumps(summary, indent=1).encode())
-    output.tries.remove()
+    output.attempts.remove()
 
 
 def _actors(cluster: ClusterOptions, task: Task) -> int:
@@ -238,7 +239,7 @@ def _actors(cluster: ClusterOptions, task: Task) -> int:
 
 
 def _dataset(
-    manifest: Manifest, output: Output, task: Task, cluster: ClusterOptions, actors: int, done: Mapping[Shard, str]
+    manifest: Manifest, output: RunFolder, task: Task, cluster: ClusterOptions, actors: int, done: Mapping[Shard, str]
 ) -> Any:
     import ray
 
@@ -299,7 +300,7 @@ def _room(resources: Mapping[str, float], threads: int, gpus: float, *, may_grow
     """The number of actors that a cluster has room for.
 
     Args:
-        may_grow: machines may come later, so that a cluster without room gets a warning.
+        may_grow: machines may come later. A cluster without room then gets a warning instead of an error.
 
     Raises:
         TfexportError: there is no room for one. Ray would wait for ever.
@@ -315,21 +316,21 @@ def _room(resources: Mapping[str, float], threads: int, gpus: float, *, may_grow
 
 
 def inputs_of(places: list[Any], columns: Mapping[str, str]) -> list[Input]:
-    """The inputs at some places, checked.
+    """The input files at these places, checked.
 
     Args:
-        columns: that have the texts, by the flags that name them.
+        columns: the names of the columns with the texts, by the flags that give them.
 
     Raises:
-        TfexportError: one cannot be read or lacks the column, or they have different formats.
+        TfexportError: a file cannot be read or lacks a column, or the files have different formats.
     """
     with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(Input.of, places))
-        list(pool.map(lambda one: one.require_columns(columns), found))
-    formats = {one.format: one for one in found}
+        files = list(pool.map(Input.of, places))
+        list(pool.map(lambda file: file.require_columns(columns), files))
+    formats = {file.format: file for file in files}
     if len(formats) > 1:
-        one, other = list(formats.values())[:2]
+        first, second = list(formats.values())[:2]
         raise TfexportError(
-            f"{one.place.uri} is {one.format}, {other.place.uri} is {other.format}. Give inputs of one format."
+            f"{first.place.uri} is {first.format}, {second.place.uri} is {second.format}. Give inputs of one format."
         )
-    return found
+    return files

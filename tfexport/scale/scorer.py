@@ -1,4 +1,4 @@
-"""`Scorer`: how likely given translations are, by a model and by one of the other direction, for filtering."""
+"""`Scorer`: scores pairs of a sentence and its translation for filtering, also with a model of the reverse direction."""
 
 from __future__ import annotations
 
@@ -16,35 +16,36 @@ from tfexport.decoding.request_options import RuntimeOptions
 from tfexport.option import declared, with_keywords
 from tfexport.runtimes import load_runtime
 from tfexport.scale.options import ActorBatches, ScoreOptions
-from tfexport.scale.row_function import Kind, Row, RowFunction, columns_read, lines_of, refuse_others
+from tfexport.scale.row_function import ColumnType, Row, RowFunction, columns_read, lines_of, refuse_others
 
-_ONE = ("log_prob", "cross_entropy")
-_BOTH = (*_ONE, "reverse_log_prob", "reverse_cross_entropy", "dual_cross_entropy", "noisy_channel")
+_FORWARD = ("log_prob", "cross_entropy")
+_BOTH = (*_FORWARD, "reverse_log_prob", "reverse_cross_entropy", "dual_cross_entropy", "noisy_channel")
 
 
 @dataclass(frozen=True)
 class Score:
-    """Of a text as the output of another."""
+    """The score of a text as the output of a model for another text."""
 
     log_prob: float
-    """Natural logarithm of its probability."""
+    """The natural logarithm of the probability of the text."""
     tokens: int
-    """Their number, with eos."""
+    """The number of tokens, with eos."""
 
     @property
     def cross_entropy(self) -> float:
-        """Nats for each token."""
+        """The cross-entropy, in nats per token."""
         return -self.log_prob / self.tokens
 
 
 def dual_cross_entropy(forward: float, reverse: float) -> float:
     """The score of Junczys-Dowmunt (2018), "Dual Conditional Cross-Entropy Filtering of Noisy Parallel Corpora".
 
-    It is 1 for a pair of which both models are sure, and tends to 0 where one is not, or they disagree.
+    It is 1 if both models give the pair a probability of 1. It falls towards 0 with higher cross-entropies, and with a
+    larger difference between them.
 
     Args:
-        forward: cross-entropy of the target by the model, in nats for each token.
-        reverse: of the source, by the reverse model.
+        forward: the cross-entropy of the target by the model, in nats per token.
+        reverse: the cross-entropy of the source by the reverse model, in nats per token.
     """
     if math.isinf(forward) or math.isinf(reverse):
         return 0.0
@@ -52,15 +53,15 @@ def dual_cross_entropy(forward: float, reverse: float) -> float:
 
 
 class Scorer(RowFunction):
-    """Adds scores to batches of sentence pairs: a callable class, of which each actor of Ray Data makes one.
+    """A callable class that adds scores to batches of sentence pairs. Each actor of Ray Data creates one instance.
 
-    It adds `status`, `message`, `log_prob` and `cross_entropy`, and with a reverse model `reverse_log_prob`,
-    `reverse_cross_entropy`, `dual_cross_entropy` and `noisy_channel`. Batches are those of `Translator`.
+    It adds the columns `status`, `message`, `log_prob` and `cross_entropy`, and with a reverse model `reverse_log_prob`,
+    `reverse_cross_entropy`, `dual_cross_entropy` and `noisy_channel`. It takes the batches that `Translator` takes.
 
     Args:
         bundle: the folder of the model, from sources to targets.
-        source_column: the column that has the sources.
-        target_column: the column that has their translations.
+        source_column: the name of the column with the sources.
+        target_column: the name of the column with their translations.
         options: fields of `ScoreOptions`, `RuntimeOptions` and `ActorBatches`.
 
     Raises:
@@ -107,20 +108,21 @@ class Scorer(RowFunction):
         return {**about, "reverse": file_sha256(Path(reverse) / MANIFEST), "channel_weight": weight}
 
     @property
-    def added(self) -> Mapping[str, Kind]:
-        """The columns that it adds."""
-        names = _ONE if self._reverse is None else _BOTH
+    def added(self) -> Mapping[str, ColumnType]:
+        """See `RowFunction.added`."""
+        names = _FORWARD if self._reverse is None else _BOTH
         return {"status": str, "message": str, **dict.fromkeys(names, float)}
 
-    def rows(self, values: Sequence[object], place: str = "", *, singly: bool = False) -> Iterator[Row]:
+    def rows(self, values: Sequence[object], position: str = "", *, singly: bool = False) -> Iterator[Row]:
         """The scores of pairs; see `RowFunction.rows`."""
         marked: dict[int, Row] = {}
         forward = self._scores(self._forward, values, 0, 1, marked, singly)
+        pairs: Iterator[tuple[Translation, Translation | None]]
         if self._reverse is None:
-            found = ((one, None) for one in forward)
+            pairs = ((score, None) for score in forward)
         else:
-            found = zip(forward, self._scores(self._reverse, values, 1, 0, {}, singly), strict=True)  # type: ignore[assignment]
-        for number, (there, back) in enumerate(found):
+            pairs = zip(forward, self._scores(self._reverse, values, 1, 0, {}, singly), strict=True)
+        for number, (there, back) in enumerate(pairs):
             yield marked.pop(number) if number in marked else _row(there, back)
 
     def _scores(
@@ -132,28 +134,34 @@ class Scorer(RowFunction):
         marked: dict[int, Row],
         singly: bool,
     ) -> Iterator[Translation]:
-        """The scores of one part of each value as the output of another part, by a model."""
+        """The scores of one item of each value as the output for another item.
+
+        Args:
+            source: the number of the item that the model reads.
+            target: the number of the item that is scored.
+            marked: see `lines_of`.
+        """
         writer = job.setup.writer
         outputs = writer.reader(whole=True, lines=lines_of(values, {}, target))
         results = replace(job, window=1 if singly else None).lines(lines_of(values, marked, source), outputs=outputs)
         return (scored_translation_of(result, writer) for result in results)
 
     def _values(self, row: Row) -> Mapping[str, Any]:
-        if not row.found:
+        if not row.results:
             return {}
-        forward, *others = row.found
-        found = {"log_prob": forward.log_prob, "cross_entropy": forward.cross_entropy}
+        forward, *others = row.results
+        scores = {"log_prob": forward.log_prob, "cross_entropy": forward.cross_entropy}
         for reverse in others:
             there, back = forward.cross_entropy, reverse.cross_entropy
-            found |= {"reverse_log_prob": reverse.log_prob, "reverse_cross_entropy": back}
-            found["dual_cross_entropy"] = dual_cross_entropy(there, back)
-            found["noisy_channel"] = -there - self._chosen.channel_weight * back
-        return found
+            scores |= {"reverse_log_prob": reverse.log_prob, "reverse_cross_entropy": back}
+            scores["dual_cross_entropy"] = dual_cross_entropy(there, back)
+            scores["noisy_channel"] = -there - self._chosen.channel_weight * back
+        return scores
 
     def line(self, row: Row) -> str:
         """The scores in the order of their columns, separated by tabs."""
-        found = self._values(row)
-        return "\t".join(f"{found[name]:.6f}" for name in self.added if name in found)
+        scores = self._values(row)
+        return "\t".join(f"{scores[name]:.6f}" for name in self.added if name in scores)
 
 
 def _request(bundle: Bundle) -> Request:
@@ -165,6 +173,5 @@ def _row(forward: Translation, reverse: Translation | None) -> Row:
         return Row(forward.status, forward.message)
     if reverse is not None and not reverse.hypotheses:
         return Row(reverse.status, f"reverse model: {reverse.message or reverse.status}")
-    found = (forward, reverse) if reverse is not None else (forward,)
-    outputs = [one.hypotheses[0] for one in found]
-    return Row("ok", "", tuple(Score(one.log_prob, len(one.token_log_probs)) for one in outputs))
+    outputs = [side.hypotheses[0] for side in (forward, reverse) if side is not None]
+    return Row("ok", "", tuple(Score(output.log_prob, len(output.token_log_probs)) for output in outputs))

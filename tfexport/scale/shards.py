@@ -1,7 +1,7 @@
-"""Shards: ranges of rows of an input file. Each becomes one output file, and its name tells which rows it has.
+"""Shards: ranges of rows of an input file. Each shard becomes one output file, whose name tells which rows it has.
 
-A shard ends after `rows_per_shard` rows, after `MOST_BYTES`, or with a row group of Parquet. So the shards of a file
-depend on its content and on `rows_per_shard` alone, and a run that goes on meets those of the run before.
+A shard ends after `rows_per_shard` rows, after `MOST_BYTES`, or with a row group of Parquet. So the shards of a file depend
+only on its content and on `rows_per_shard`, and a resumed run has the same shards as the run before.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tfexport.scale.options import CorpusFormat
 from tfexport.scale.storage import COMPRESSED, Place, Stamp
 
 MOST_BYTES = 32 << 20
-"""Bytes of rows after which a shard ends."""
+"""The number of bytes after which a shard ends."""
 MOST_ROWS = 64
-"""Rows of Parquet that are read at once, at most."""
+"""The largest number of rows of Parquet that are read at once."""
 LONGEST_ROW = 1 << 30
-"""Bytes of a line after which the file is taken for one without lines."""
+"""The largest number of bytes in a line. A file with a longer line counts as a file without lines."""
 RAW = "raw"
-"""The column of lines that are not parsed yet."""
+"""The column with the unparsed lines of a table."""
 _NOT_TEXT = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
@@ -40,39 +40,39 @@ _NOT_TEXT = {
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
 }
-"""First bytes of files that would be read as lines of nonsense, and the formats of these files."""
+"""Formats that must not be read as lines of text, by the first bytes of their files."""
 _REMEDIES = {
     **{name: f"Give it a name that ends with {end}" for end, name in COMPRESSED.items()},
     "Parquet": "Give it a name that ends with .parquet",
     "UTF-16": "Write it in UTF-8",
 }
-"""What to do with a file of a format. Others must be unpacked."""
+"""The remedies for files of some of these formats. Files of other formats must be unpacked."""
 _NAME = re.compile(r"part-(\d{5,})-(\d{12,})-(\d+)\.(?:parquet|jsonl|txt)")
 _SUFFIX: dict[CorpusFormat, str] = {"parquet": "parquet", "jsonl": "jsonl", "text": "txt"}
 
 
 @dataclass(frozen=True, order=True)
 class Shard:
-    """The rows [first, first + rows) of an input file, of which `file` is the number among the inputs of the run."""
+    """The rows [first, first + rows) of the input file number `file` of a run. All numbers count from 0."""
 
     file: int
     first: int
     rows: int
 
     def name(self, format: CorpusFormat) -> str:
-        """Of its output file. Names sort as the rows do."""
+        """The name of its output file. Names sort as rows do."""
         return f"part-{self.file:05d}-{self.first:012d}-{self.rows}.{_SUFFIX[format]}"
 
     @classmethod
     def parse(cls, name: str) -> Shard | None:
-        """The shard of an output file; None for another file."""
-        found = _NAME.fullmatch(name)
-        return cls(*map(int, found.groups())) if found else None
+        """The shard of an output file; None for the name of any other file."""
+        match = _NAME.fullmatch(name)
+        return cls(*map(int, match.groups())) if match else None
 
 
 @dataclass(frozen=True)
 class Input:
-    """A file that is read."""
+    """An input file of a run."""
 
     place: Place
     format: CorpusFormat
@@ -87,7 +87,7 @@ class Input:
         return cls(place, format_of(place.name), stamp)
 
     def require_unchanged(self) -> None:
-        """Raises: TfexportError: the file is another than at the start of the run."""
+        """Raises: TfexportError: the file was changed since the start of the run."""
         if self.place.stamp() != self.stamp:
             raise TfexportError(
                 f"{self.place.uri} was changed while it was read. Begin anew, in another folder, when it is complete."
@@ -97,7 +97,7 @@ class Input:
         """The sha256 of the file.
 
         Args:
-            parts: those of the files that finished parts were made of.
+            parts: the sha256 that finished parts recorded for this file.
 
         Raises:
             TfexportError: the file cannot be read, or finished parts were made of other content.
@@ -115,10 +115,13 @@ class Input:
         return sha256
 
     def require_columns(self, columns: Mapping[str, str]) -> None:
-        """Check the columns, each by the flag that names it.
+        """Check the columns with the texts.
+
+        Args:
+            columns: the names of columns, by the flags that give them.
 
         Raises:
-            TfexportError: it is Parquet that cannot be read, or has no text in one of them.
+            TfexportError: the file cannot be read, or a column of Parquet is missing or has no text.
         """
         if self.format != "parquet":
             self._require_text()
@@ -140,7 +143,7 @@ class Input:
                 raise TfexportError(f"the column {name!r} of {self.place.uri} has {kind}, no text. Give {flag}.")
 
     def _require_text(self) -> None:
-        """Raises: TfexportError: the file cannot be read, or its name does not tell its compression or format."""
+        """Raises: TfexportError: the file cannot be read, or has a format or compression that its name does not tell."""
         if compression_of(self.place.name)[1] is not None:
             return
         try:
@@ -154,12 +157,12 @@ class Input:
 
 
 def _kind_of_bytes(start: bytes) -> str | None:
-    """The name of a format that a file with this start has; None if it may be text."""
+    """The format of a file that starts with these bytes; None if it may be text."""
     return next((name for magic, name in _NOT_TEXT.items() if start.startswith(magic)), None)
 
 
 def format_of(name: str) -> CorpusFormat:
-    """The format of a file by its name; what is neither Parquet nor JSON lines is text."""
+    """The format of a file by its name: text if the name is not of Parquet or JSON lines."""
     name = name.lower().removesuffix(compression_of(name)[0])
     if name.endswith((".parquet", ".pq")):
         return "parquet"
@@ -167,19 +170,20 @@ def format_of(name: str) -> CorpusFormat:
 
 
 def compression_of(name: str) -> tuple[str, str | None]:
-    """The end of a file's name that tells its compression, and the compression as PyArrow calls it; ("", None) for none."""
+    """The suffix of a file's name for its compression, and PyArrow's name of the compression; ("", None) without one."""
     return next(((end, kind) for end, kind in COMPRESSED.items() if name.lower().endswith(end)), ("", None))
 
 
 def read_shards(
     source: Input, file: int, rows: int, done: Set[Shard] = frozenset()
 ) -> Iterator[tuple[Shard, pa.Table]]:
-    """The shards of an input that are not `done`, in order. One has no rows, and tells where the file ends: the first one
-    if the file is Parquet, whose footer has the rows of its row groups, else the last one.
+    """The shards of an input that are not done, in order, and one shard without rows whose `first` is the number of rows of
+    the file. That shard is the first for Parquet, whose footer has the number of rows, else the last.
 
     Args:
-        file: its number among the inputs.
-        rows: of a shard, at most.
+        file: the number of the input among the inputs of the run.
+        rows: the largest number of rows of a shard.
+        done: the shards that are done, of all inputs.
 
     Raises:
         TfexportError: the file cannot be read, or was changed.
@@ -189,14 +193,14 @@ def read_shards(
     try:
         if source.format == "parquet":
             footer = parquet.read_metadata(source.place.path, filesystem=source.place.system)
-            # What is read are the row groups: another number of rows in the footer has no effect.
+            # Row groups are what is read: another total in the footer has no effect.
             yield Shard(file, sum(footer.row_group(group).num_rows for group in range(footer.num_row_groups)), 0), end
-        for table in _tables(source, rows, sorted(one for one in done if one.file == file)):
+        for table in _tables(source, rows, sorted(shard for shard in done if shard.file == file)):
             shard = Shard(file, first, table if isinstance(table, int) else len(table))
             first += shard.rows
             if isinstance(table, int) or shard in done:
                 continue
-            source.require_unchanged()  # after reading: what comes out is of the file that was there at the start
+            source.require_unchanged()  # after reading: so the rows are of the file at the start of the run
             yield shard, table
     except (pa.ArrowException, OSError, EOFError) as error:
         source.require_unchanged()  # a better reason
@@ -207,7 +211,7 @@ def read_shards(
 
 
 def _tables(source: Input, rows: int, done: list[Shard]) -> Iterator[pa.Table | int]:
-    """The rows of each shard; or their number, where they need not be read."""
+    """The table of each shard; or its number of rows if it is done and need not be read."""
     if source.format == "parquet":
         yield from _row_groups(source, rows, done)
         return
@@ -250,15 +254,15 @@ def _row_groups(source: Input, rows: int, done: list[Shard]) -> Iterator[pa.Tabl
 
 
 def _slices(file: Any, group: int, rows: int) -> Iterator[pa.Table]:
-    """Tables of at most `rows` rows of a row group. One ends with the step of rows that fills `MOST_BYTES`.
+    """Tables of at most `rows` rows of a row group. A table ends with the step of rows that fills `MOST_BYTES`.
 
-    The bytes are those in memory: the file may have one copy of a long text that stands in many rows. So the first step is
-    a row, and each step has at most twice the rows of the one before it, and as many as fit by its bytes. Steps do not
-    depend on how the library's batches come.
+    Bytes are counted in memory, because a file may store a text once that many rows have. So the first step reads one row.
+    Each step reads at most twice the rows of the step before, and at most as many rows as `MOST_BYTES` would hold if all
+    were as long as the rows of that step. Steps do not depend on the sizes of the library's batches.
     """
     batches = file.iter_batches(batch_size=1, row_groups=[group])
     waiting: deque[pa.RecordBatch] = deque()
-    found: list[pa.RecordBatch] = []
+    slices: list[pa.RecordBatch] = []
     n_rows = n_bytes = n_waiting = 0
     step = 1
     while True:
@@ -276,22 +280,23 @@ def _slices(file: Any, group: int, rows: int) -> Iterator[pa.Table]:
         rest, size = wanted, 0
         while rest:
             batch = waiting.popleft()
-            found.append(batch.slice(0, rest))
+            slices.append(batch.slice(0, rest))
             if len(batch) > rest:
                 waiting.appendleft(batch.slice(rest))
-            rest -= len(found[-1])
-            size += sum(map(_bytes_of, found[-1].columns))
+            rest -= len(slices[-1])
+            size += sum(map(_bytes_of, slices[-1].columns))
         n_bytes += size
         step = max(1, min(MOST_ROWS, 2 * wanted, MOST_BYTES * wanted // max(1, size)))
         if n_rows == rows or n_bytes >= MOST_BYTES:
-            yield pa.Table.from_batches(found)
-            found, n_rows, n_bytes = [], 0, 0
-    if found:
-        yield pa.Table.from_batches(found)
+            yield pa.Table.from_batches(slices)
+            slices = []
+            n_rows = n_bytes = 0
+    if slices:
+        yield pa.Table.from_batches(slices)
 
 
 def _bytes_of(column: pa.Array) -> int:
-    """The bytes of the rows of a slice, without what slices share: the words of a dictionary, the text of views."""
+    """The bytes of a slice's own rows. Slices share the values of a dictionary and the buffers of views."""
     kind = column.type
     if pa.types.is_string_view(kind):
         column = column.cast(pa.binary_view())
@@ -317,11 +322,16 @@ def _unreadable(source: Input, error: BaseException) -> TfexportError:
 
 
 def gaps(parts: Set[Shard], totals: dict[int, int]) -> list[str]:
-    """What of the files, with so many rows each, has no part or several, in words."""
+    """The rows of input files that are in no part or in several parts, in words.
+
+    Args:
+        parts: the parts of all input files.
+        totals: the number of rows of each input file.
+    """
     problems = []
     for file, rows in totals.items():
         expected = 0
-        for shard in sorted(one for one in parts if one.file == file):
+        for shard in sorted(part for part in parts if part.file == file):
             if shard.first != expected:
                 problems.append(f"input {file} has rows {expected} and {shard.first}, which do not meet")
             expected = shard.first + shard.rows

@@ -25,22 +25,23 @@ from tfexport.system.atomic_files import make_folder, whole_file
 
 _WILD = "*?["
 _HIDDEN = (".", "_")
-"""What names of hidden files begin with, and those of files that are no rows, as `_SUCCESS` of Spark."""
+"""The first characters of the names of hidden files, and of files without rows, such as `_SUCCESS` of Spark."""
 _FILE_URI = re.compile(r"file:(?://(?:localhost)?/+|/(?!/))(.*)", re.IGNORECASE)
 COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
-"""The compressions that are read, by the ends of names, as PyArrow calls them."""
-
-
+"""PyArrow's names of the compressions that can be read, by the suffixes of files."""
 HASHED_AT_ONCE = 4 << 20
-"""Bytes of a file that are read and hashed at once."""
+"""The number of bytes of a file that are read and hashed at once."""
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """What tells at once that a file was changed. It may stay the same: `Place.sha256` tells for certain."""
+    """The size of a file and the time of its last change. Files with different stamps differ. Files with equal stamps may
+    differ too: `Place.sha256` decides."""
 
     size: int
+    """The size, in bytes."""
     mtime_ns: int
+    """The time of the last change, in nanoseconds."""
 
 
 @dataclass(frozen=True)
@@ -48,22 +49,22 @@ class Place:
     """A file or folder. It can be sent to other machines."""
 
     path: str
-    """As its file system has it: absolute on this machine, `bucket/folder/file` on S3."""
+    """The path in its file system: absolute on this machine, `bucket/folder/file` on S3."""
     root: str = ""
-    """A URI of its file system, as the user wrote it: of this file or another one. Empty for this machine."""
+    """A URI of its file system, as the user wrote it for this file or another one. Empty for this machine."""
 
     @classmethod
-    def of(cls, given: str) -> Place:
-        """A place as the user writes it. `file:///a` is `/a`: the same run, with the same locks.
+    def of(cls, source: str) -> Place:
+        """The place of a path or URI. `file:///a` and `/a` are the same place, with the same locks.
 
         Raises:
             TfexportError: PyArrow knows no such file system.
         """
-        if local := _FILE_URI.fullmatch(given):
-            given = f"/{os.fsdecode(unquote_to_bytes(local[1]))}"
-        if "://" not in given:
-            return cls(str(Path(given).absolute()))
-        body, sign, options = given.partition("?")  # as in s3://bucket/folder?region=eu-north-1
+        if local := _FILE_URI.fullmatch(source):
+            source = f"/{os.fsdecode(unquote_to_bytes(local[1]))}"
+        if "://" not in source:
+            return cls(str(Path(source).absolute()))
+        body, sign, options = source.partition("?")  # as in s3://bucket/folder?region=eu-north-1
         root = f"{body.rstrip('/')}{sign}{options}"
         return cls(str(_file_system(root)[1]), root)
 
@@ -73,7 +74,7 @@ class Place:
 
     @property
     def uri(self) -> str:
-        """The path or URI, for people: characters of URIs are not quoted."""
+        """The path or URI for messages, without quoting of characters."""
         if self.is_local:
             return self.path
         body, sign, options = self.root.partition("?")
@@ -95,7 +96,7 @@ class Place:
         """A `pyarrow.fs.FileSystem`.
 
         Raises:
-            TfexportError: it cannot be used.
+            TfexportError: the file system cannot be used.
         """
         return arrow_fs.LocalFileSystem() if self.is_local else _file_system(self.root)[0]
 
@@ -110,18 +111,18 @@ class Place:
         return Place(path, self.root)
 
     def is_in(self, folder: Place) -> bool:
-        """Whether this is in a folder, or further down."""
+        """Whether this place is in a folder, or in one of its subfolders."""
         if self.is_local and folder.is_local:
             return Path(folder.path).resolve() in Path(self.path).resolve().parents
         return self.uri.partition("?")[0].startswith(f"{folder.uri.partition('?')[0]}/")
 
     def stamp(self) -> Stamp | None:
-        """Of a file; None where there is none."""
+        """The stamp of a file; None if there is no such file."""
         info = self.system.get_file_info(self.path)
         return Stamp(info.size, info.mtime_ns or 0) if info.type == arrow_fs.FileType.File else None
 
     def names(self) -> list[str]:
-        """Of the files in a folder, sorted; none where it is missing."""
+        """The names of the files in a folder, sorted; an empty list if the folder is missing."""
         selector = arrow_fs.FileSelector(self.path, allow_not_found=True)
         return sorted(i.base_name for i in self.system.get_file_info(selector) if i.type == arrow_fs.FileType.File)
 
@@ -130,13 +131,13 @@ class Place:
             return bytes(file.read())
 
     def sha256(self) -> str:
-        """Of all bytes of a file as they are stored, in hexadecimal.
+        """The sha256 of a file as it is stored, in hexadecimal.
 
-        For each GiB of a cached file it takes 1.1 s on one core of an Intel Xeon with SHA extensions. To read the lines of
-        such a file and hand them to actors takes 3 s there.
+        It takes 1.1 s per GiB of a cached file on one core of an Intel Xeon with SHA extensions. Reading the lines of such a
+        file and sending them to actors takes 3 s per GiB there.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the file cannot be read.
         """
         digest = hashlib.sha256()
         with self.system.open_input_stream(self.path, compression=None) as file:
@@ -145,13 +146,13 @@ class Place:
         return digest.hexdigest()
 
     def write(self, content: bytes, before: Callable[[], None] = lambda: None) -> None:
-        """Write a file that takes its name only when it is complete: then it replaces what has the name.
+        """Write a file under a temporary name, and rename it when it is complete. It then replaces a file of that name.
 
         Args:
-            before: called when the content is written, before it takes its name. An exception leaves no file.
+            before: called after the content is written, before the file is renamed. If it raises, the file is removed.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         path = posixpath.dirname(self.path)
         partial = f".{self.name}.{secrets.token_hex(4)}.partial"
@@ -173,7 +174,7 @@ class Place:
             raise
 
     def mark(self) -> None:
-        """Make an empty file, in one step."""
+        """Make an empty file under its final name."""
         with self.system.open_output_stream(self.path, compression=None):
             pass
 
@@ -185,7 +186,7 @@ class Place:
             self.system.create_dir(self.path, recursive=True)
 
     def remove(self) -> None:
-        """Remove a file or a folder, if it is there."""
+        """Remove a file or a folder if it exists."""
         kind = self.system.get_file_info(self.path).type
         with suppress(FileNotFoundError):
             if kind == arrow_fs.FileType.Directory:
@@ -195,59 +196,63 @@ class Place:
 
 
 def _file_system(uri: str) -> tuple[Any, str]:
-    """The file system of a URI, and the path of the URI there."""
+    """The file system of a URI, and the path of the URI in it."""
     try:
         return arrow_fs.FileSystem.from_uri(uri)  # type: ignore[no-any-return]
     except (ArrowException, ValueError, OSError) as error:
         raise TfexportError(f"cannot use {uri}: {_line(error)}. Give a path, or a URI of PyArrow.") from error
 
 
-def inputs(given: list[str], without: Place | None = None) -> list[Place]:
-    """The files of paths, globs and folders, in the order in which they are given; of each of these sorted.
+def inputs(sources: list[str], without: Place | None = None) -> list[Place]:
+    """The files of paths, globs and folders, in the order of `sources`. The files of each source are sorted.
 
     Args:
-        without: a folder whose files are left out: that of the output may be in one of the inputs.
+        without: a folder whose files are left out, because the output folder may be in one of the sources.
 
     Raises:
-        TfexportError: there is no such file, or one comes twice, also by another path or a link.
+        TfexportError: a source has no file, or a file comes twice, also by another path or a link.
     """
-    found: list[Place] = []
-    for one in given:
-        if not one:
+    places: list[Place] = []
+    for source in sources:
+        if not source:
             raise TfexportError("an input is empty. Give a path, or `.` for the current folder.")
         try:
-            every = sorted(set(_matching(one)), key=lambda place: place.uri)
+            every = sorted(set(_matching(source)), key=lambda place: place.uri)
         except (ArrowException, OSError) as error:
-            raise TfexportError(f"cannot read {one}: {_line(error)}. Check the path and your access to it.") from error
+            raise TfexportError(
+                f"cannot read {source}: {_line(error)}. Check the path and your access to it."
+            ) from error
         files = [file for file in every if without is None or not file.is_in(without)]
         if every and not files:
-            raise TfexportError(f"{one} has only files of the output folder. Give another folder for the output.")
+            raise TfexportError(f"{source} has only files of the output folder. Give another folder for the output.")
         if not files:
-            raise TfexportError(f"there is no file {one}. Check the path.")
-        found += files
+            raise TfexportError(f"there is no file {source}. Check the path.")
+        places += files
     seen = set[str]()
-    for place in found:
+    for place in places:
         own = os.path.realpath(place.path) if place.is_local else place.uri
         if own in seen:
             raise TfexportError(f"{place.uri} is given twice. Give each input once.")
         seen.add(own)
-    return found
+    return places
 
 
-def _matching(given: str) -> Iterator[Place]:
-    body, sign, options = given.partition("?")
-    if "://" in given and not _FILE_URI.fullmatch(given) and "*" in body:  # no URI has it, and `?` begins its options
+def _matching(source: str) -> Iterator[Place]:
+    """The files of a path, a glob or a folder."""
+    body, sign, options = source.partition("?")
+    # In a URI, `*` can only be of a glob, and `?` begins the options.
+    if "://" in source and not _FILE_URI.fullmatch(source) and "*" in body:
         folder = body.partition("*")[0].rpartition("/")[0]
         start = Place.of(f"{folder}{sign}{options}")
         pattern = f"{glob.escape(start.path)}{unquote(body[len(folder) :])}"
         yield from (start.at(path) for path in _walk(start, start.path) if _matches(path, pattern))
         return
-    place = Place.of(given)
+    place = Place.of(source)
     if place.stamp() is not None:  # also where its name has characters of globs
         yield place
-    elif place.is_local and any(sign in given for sign in _WILD):
+    elif place.is_local and any(sign in source for sign in _WILD):
         for name in glob.glob(place.path, recursive=True):
-            if "**" in given and _is_below_link(name, place.path):
+            if "**" in source and _is_below_link(name, place.path):
                 continue
             if place.name.startswith(_HIDDEN) or not posixpath.basename(name).startswith(_HIDDEN):
                 yield from _files(Place(name))
@@ -256,7 +261,7 @@ def _matching(given: str) -> Iterator[Place]:
 
 
 def _matches(path: str, pattern: str) -> bool:
-    """Whether a path is one of a glob: as on this machine, only `**` goes into folders."""
+    """Whether a path matches a glob. As on this machine, only `**` matches the names of several folders."""
     return fnmatch.fnmatchcase(path, pattern) and ("**" in pattern or path.count("/") == pattern.count("/"))
 
 
@@ -268,7 +273,7 @@ def _files(place: Place) -> Iterator[Place]:
 
 
 def _walk(place: Place, folder: str) -> Iterator[str]:
-    """The files below a folder, without hidden ones and those of other programs, `_SUCCESS` and so on."""
+    """The files in a folder and its subfolders, without hidden files and files of other programs, such as `_SUCCESS`."""
     if place.is_local:
         yield from _walk_here(folder)
         return
@@ -279,7 +284,7 @@ def _walk(place: Place, folder: str) -> Iterator[str]:
 
 
 def _walk_here(folder: str) -> Iterator[str]:
-    """As `_walk`, on this machine. Links to folders below it are not followed, since they may loop."""
+    """`_walk` on this machine. It does not follow links to folders, since they may loop."""
     for parent, folders, names in os.walk(folder, onerror=_raise_unless_missing):
         folders[:] = [name for name in folders if not name.startswith(_HIDDEN)]
         paths = (os.path.join(parent, name) for name in names if not name.startswith(_HIDDEN))
@@ -292,10 +297,11 @@ def _raise_unless_missing(error: OSError) -> None:
 
 
 def _is_below_link(name: str, pattern: str) -> bool:
-    """Whether a glob went through a link to a folder, or ends at one, after the part of it that names folders in full."""
+    """Whether a path leads through a link to a folder, or to one, below the folder that the glob names without wildcards."""
     start = Path(pattern[: re.search(r"[*?\[]", pattern).start()] + "x").parent  # type: ignore[union-attr]
     path = Path(name)
-    return any(one.is_symlink() and one.is_dir() for one in (path, *path.parents) if start in one.parents)
+    below = (folder for folder in (path, *path.parents) if start in folder.parents)
+    return any(folder.is_symlink() and folder.is_dir() for folder in below)
 
 
 def _line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""`Translator`: a bundle that decodes the rows of batches, as `Dataset.map_batches` of Ray Data gives them."""
+"""`Translator`: decodes the rows of batches, for `Dataset.map_batches` of Ray Data."""
 
 from __future__ import annotations
 
@@ -17,24 +17,22 @@ from tfexport.errors import TfexportError
 from tfexport.option import Given, declared, with_keywords
 from tfexport.runtimes import load_runtime
 from tfexport.scale.options import ActorBatches
-from tfexport.scale.row_function import Kind, Row, RowFunction, columns_read, lines_of
+from tfexport.scale.row_function import ColumnType, Row, RowFunction, columns_read, lines_of
 from tfexport.search.options import SearchOptions
 from tfexport.text.tokenizer_parts import PanicError
 
 WINDOW = 16_384
-"""Rows whose lengths are sorted together: all of a shard, because nobody waits for the first."""
-
-
+"""The number of rows that are sorted by length together: all rows of a shard, because nobody waits for the first one."""
 WITHOUT_EFFECT = {
     "token_scores": "the output has no scores of tokens",
     "attention": "the output has no attention",
     "constraint_order": "rows have no required phrases",
 }
-"""Options of a search that rows of a corpus have no use for, and why."""
+"""The options of a search that have no effect on a corpus, with the reasons."""
 
 
 class Translator(RowFunction):
-    """Adds translations to batches: a callable class, of which each actor of Ray Data makes one.
+    """A callable class that adds translations to batches. Each actor of Ray Data creates one instance.
 
         dataset.map_batches(
             tfexport.scale.Translator,
@@ -43,13 +41,13 @@ class Translator(RowFunction):
             batch_format="pyarrow", batch_size=4096, num_cpus=1, concurrency=8,
         )
 
-    It takes tables of PyArrow, dictionaries of arrays (the default of Ray Data) and data frames of pandas, and gives
-    back what it got with more columns: `text`, `status`, `message`, `score`, and `nbest` where several hypotheses are
-    asked for. A column of the batch with one of these names is renamed to `input_NAME`.
+    It takes tables of PyArrow, dictionaries of arrays (the default of Ray Data) and data frames of pandas, and returns a
+    batch of the same type with more columns: `text`, `status`, `message`, `score`, and `nbest` if the options request
+    several hypotheses. A column of the batch with one of these names is renamed to `input_NAME`.
 
     Args:
-        bundle: the folder, on the machine of the actor.
-        text_column: the column that has the text.
+        bundle: the folder of the bundle, on the machine of the actor.
+        text_column: the name of the column with the texts.
         options: fields of `SearchOptions`, `RuntimeOptions` and `ActorBatches`.
 
     Raises:
@@ -85,52 +83,51 @@ class Translator(RowFunction):
 
     @classmethod
     def for_text(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Without scores, as in `tfexport decode`: greedy search is faster without them."""
+        """The options without scores, as in `tfexport decode`: greedy search is faster without them."""
         return {"scores": False, **options}
 
     @property
-    def added(self) -> Mapping[str, Kind]:
-        """The columns that it adds."""
+    def added(self) -> Mapping[str, ColumnType]:
+        """See `RowFunction.added`."""
         search = self._job.setup.search
-        columns: dict[str, Kind] = {"text": str, "status": str, "message": str, "score": float}
+        columns: dict[str, ColumnType] = {"text": str, "status": str, "message": str, "score": float}
         several = max(search.nbest, search.samples, search.alternatives) > 1
         return {**columns, "nbest": [{"text": str, "score": float}]} if several else columns
 
-    def rows(self, values: Sequence[object], place: str = "", *, singly: bool = False) -> Iterator[Row]:
-        """The translations of these values; see `RowFunction.rows`. Samples depend on the place, so that those of two
-        places differ."""
+    def rows(self, values: Sequence[object], position: str = "", *, singly: bool = False) -> Iterator[Row]:
+        """The translations of texts; see `RowFunction.rows`. Samples at different positions differ."""
         marked: dict[int, Row] = {}
-        job = self._job_at(place, singly=singly)
+        job = self._job_at(position, singly=singly)
         for number, result in enumerate(job.lines(lines_of(values, marked))):
             yield marked.pop(number) if number in marked else _row(result, job.setup.writer)
 
-    def _job_at(self, place: str, *, singly: bool) -> Job:
+    def _job_at(self, position: str, *, singly: bool) -> Job:
         job, setup = replace(self._job, window=1) if singly else self._job, self._job.setup
         if not setup.search.samples:
             return job
-        name = f"{setup.search.seed} {place}".encode()
+        name = f"{setup.search.seed} {position}".encode()
         seed = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest())
         return replace(job, setup=replace(setup, search=replace(setup.search, seed=seed)))
 
-    def _place(self, values: Sequence[object]) -> str:
+    def _position(self, values: Sequence[object]) -> str:
         if not self._job.setup.search.samples:
             return ""
-        # The same text is the same place, as strings and as bytes: each kind of batch draws the same samples.
-        text = [one.decode("utf-8", "surrogateescape") if isinstance(one, bytes) else one for one in values]
-        return hashlib.blake2b(repr(text).encode("utf-8", "surrogatepass")).hexdigest()
+        # Equal for strings and bytes of the same text: all types of batches draw the same samples.
+        texts = [value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value for value in values]
+        return hashlib.blake2b(repr(texts).encode("utf-8", "surrogatepass")).hexdigest()
 
     def _values(self, row: Row) -> Mapping[str, Any]:
-        best = {"text": row.found[0].text, "score": row.found[0].score} if row.found else {"text": ""}
-        return {**best, "nbest": [{"text": one.text, "score": one.score} for one in row.found]}
+        hypotheses = [{"text": hypothesis.text, "score": hypothesis.score} for hypothesis in row.results]
+        return {**(hypotheses[0] if hypotheses else {"text": ""}), "nbest": hypotheses}
 
     def line(self, row: Row) -> str:
         """The hypotheses, separated by tabs."""
-        return "\t".join(one.text for one in row.found)
+        return "\t".join(hypothesis.text for hypothesis in row.results)
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A hypothesis as it is written. To find its tokens too, as `Model.translate` does, takes a twentieth of the time."""
+    """The text and score of a hypothesis. Its tokens, which `Model.translate` finds too, would take 5% of the time."""
 
     text: str
     score: float
@@ -139,14 +136,17 @@ class Scored:
 def _row(result: Result, writer: Writer) -> Row:
     words = writer.aligner.words
     try:
-        found = [Scored(writer.text(one.ids, words(one, result.source)), one.score) for one in result.hypotheses]
+        hypotheses = [
+            Scored(writer.text(hypothesis.ids, words(hypothesis, result.source)), hypothesis.score)
+            for hypothesis in result.hypotheses
+        ]
     except PanicError as error:
         return Row("tokenizer_error", str(error))
-    return Row(result.status, result.message, tuple(found))
+    return Row(result.status, result.message, tuple(hypotheses))
 
 
 def _request(options: Mapping[str, Any]) -> Request:
-    """The request of options of a search.
+    """The request for these options of a search.
 
     Raises:
         TfexportError: an option cannot be used, or would have no effect.

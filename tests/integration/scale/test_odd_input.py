@@ -19,7 +19,7 @@ from pyarrow import parquet  # noqa: E402
 import tfexport  # noqa: E402
 from makers.tiny import SRC_VOCAB  # noqa: E402
 from tfexport.scale import Translator  # noqa: E402
-from tfexport.scale.manifest import Manifest, Output, Task  # noqa: E402
+from tfexport.scale.manifest import Manifest, RunFolder, Task  # noqa: E402
 from tfexport.scale.options import CorpusOptions, TextColumn  # noqa: E402
 from tfexport.scale.records import recorded  # noqa: E402
 from tfexport.scale.run import Driver, ShardWriter, inputs_of, read_files  # noqa: E402
@@ -39,7 +39,7 @@ class Corpus:
 
     def __init__(self, bundle: Path, given: list[Path], folder: Path, rows_per_shard: int = 16):
         found = inputs_of(inputs([str(path) for path in given]), {"--text-column": TextColumn().text_column})
-        self.output = Output(Place.of(str(folder)), found[0].format)
+        self.output = RunFolder(Place.of(str(folder)), found[0].format)
         task = Task(Translator, bundle, {"max_length": 12, "text_column": "text", "threads": 1})
         corpus = CorpusOptions(rows_per_shard=rows_per_shard)
         self.manifest = Manifest.of(task, corpus, found, self.output.format)

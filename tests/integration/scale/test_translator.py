@@ -98,7 +98,7 @@ def test_rows_of_a_shard_are_decoded_by_length(
 
     monkeypatch.setattr(runtime, "encode", counted)
     rows = list(translator.rows(LINES * 20))
-    assert [row.found[0].text for row in rows] == wanted * 20
+    assert [row.results[0].text for row in rows] == wanted * 20
     assert len(padded) > 10
     assert sum(padded) < 1.1 * sum(read)
 
@@ -148,7 +148,7 @@ def test_bad_rows_are_marked_and_the_others_decoded(translator: Translator, want
     rows = list(translator.rows([*LINES[:20], *bad, *LINES[20:]]))
     marked = ["null", "not_text", "invalid_utf8", "empty", "too_long", "invalid_utf8", "null"]
     assert [row.status for row in rows[20:27]] == marked
-    assert [row.found[0].text for row in (*rows[:20], *rows[27:])] == wanted
+    assert [row.results[0].text for row in (*rows[:20], *rows[27:])] == wanted
 
 
 def test_row_by_row_is_the_same_and_reads_no_further(translator: Translator, wanted: list[str]) -> None:
@@ -163,7 +163,7 @@ def test_row_by_row_is_the_same_and_reads_no_further(translator: Translator, wan
     rows = translator.rows(Values(), singly=True)
     found = []
     for number in range(len(LINES)):
-        found.append(next(rows).found[0].text)
+        found.append(next(rows).results[0].text)
         assert read[-1] == number
     assert found == wanted
 
@@ -174,8 +174,8 @@ def test_text_alone_is_the_same_and_greedy_search_has_no_scores(tiny_bundle: Pat
     rows = list(plain.rows(LINES)), list(short.rows(LINES))
     assert [plain.line(row) for row in rows[0]] == [short.line(row) for row in rows[1]]
     assert [row.status for row in rows[0]] == [row.status for row in rows[1]]
-    assert all(row.found[0].score < 0 for row in rows[0])
-    assert all(math.isnan(row.found[0].score) == ("beam" not in search) for row in rows[1])
+    assert all(row.results[0].score < 0 for row in rows[0])
+    assert all(math.isnan(row.results[0].score) == ("beam" not in search) for row in rows[1])
 
 
 def test_an_output_that_the_tokenizer_cannot_write_is_marked(
@@ -192,14 +192,14 @@ def test_an_output_that_the_tokenizer_cannot_write_is_marked(
     monkeypatch.setattr(Writer, "text", panics)
     rows = list(translator.rows(LINES))
     assert {row.status for row, text in zip(rows, wanted, strict=True) if text == wanted[3]} == {"tokenizer_error"}
-    assert [row.found[0].text for row in rows if row.found] == [text for text in wanted if text != wanted[3]]
+    assert [row.results[0].text for row in rows if row.results] == [text for text in wanted if text != wanted[3]]
 
 
 def test_samples_depend_on_the_place(tiny_bundle: Path) -> None:
     sampler = Translator(tiny_bundle, samples=2, max_length=12, seed=3)
 
     def drawn(place: str, **given: bool) -> list[str]:
-        return [row.found[0].text for row in sampler.rows(LINES, place, **given)]
+        return [row.results[0].text for row in sampler.rows(LINES, place, **given)]
 
     assert drawn("0:0") == drawn("0:0") == drawn("0:0", singly=True)
     assert drawn("0:0") != drawn("0:40")

@@ -7,7 +7,7 @@ import json
 import time
 from codecs import BOM_UTF8
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -15,25 +15,24 @@ pa = pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip instal
 
 from pyarrow import parquet  # noqa: E402
 
-from tfexport.api.results import Output  # noqa: E402
-from tfexport.decoding.job import Job  # noqa: E402
 from tfexport.scale.options import CorpusFormat  # noqa: E402
 from tfexport.scale.row_function import Row, RowFunction, clear_of, lines_of, marked_row  # noqa: E402
 from tfexport.scale.rows import texts, written  # noqa: E402
 from tfexport.scale.shards import RAW, Shard  # noqa: E402
-from tfexport.scale.translator import Translator  # noqa: E402
+from tfexport.scale.translator import Scored, Translator  # noqa: E402
 from tfexport.search.options import SearchOptions  # noqa: E402
 
 
 def ok(*said: str) -> Row:
-    return Row("ok", "", tuple(Output(text, (), (), -0.5, -1.0, True) for text in said))
+    return Row("ok", "", tuple(Scored(text, -0.5) for text in said))
 
 
 def function(*, several: bool = False) -> RowFunction:
     """A translator that has loaded nothing."""
     made = Translator.__new__(Translator)
-    search = SearchOptions(beam=4, nbest=1 + several)
-    made.reads, made._job = ("text",), cast(Job, SimpleNamespace(setup=SimpleNamespace(search=search)))
+    made.reads = ("text",)
+    job: Any = SimpleNamespace(setup=SimpleNamespace(search=SearchOptions(beam=4, nbest=1 + several)))
+    made._job = job
     return made
 
 

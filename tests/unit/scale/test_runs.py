@@ -1,4 +1,4 @@
-"""Runs without Ray: their manifests, what is written in which order, and tries of shards whose worker ended."""
+"""Runs without Ray: their manifests, what is written in which order, and attempts at shards whose worker ended."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tfexport.commands import corpus as commands
 from tfexport.errors import TfexportError
 from tfexport.scale import run as runs
 from tfexport.scale import storage
-from tfexport.scale.manifest import Manifest, Output, Task
+from tfexport.scale.attempts import Attempts, rows_of
+from tfexport.scale.manifest import Manifest, RunFolder, Task
 from tfexport.scale.options import ClusterOptions, CorpusOptions, TextColumn
 from tfexport.scale.records import Record, read_record
 from tfexport.scale.row_function import Row
 from tfexport.scale.run import SHARDS_AT_END
 from tfexport.scale.shards import Input, Shard
 from tfexport.scale.storage import Place
-from tfexport.scale.tries import Tries, rows_of
 
 
 @pytest.fixture
@@ -40,11 +40,11 @@ def manifest(tmp_path: Path) -> Manifest:
 
 
 @pytest.fixture
-def output(tmp_path: Path) -> Output:
-    return Output(Place.of(str(tmp_path / "out")), "text")
+def output(tmp_path: Path) -> RunFolder:
+    return RunFolder(Place.of(str(tmp_path / "out")), "text")
 
 
-def test_a_run_is_resumed_as_it_was_begun(manifest: Manifest, output: Output) -> None:
+def test_a_run_is_resumed_as_it_was_begun(manifest: Manifest, output: RunFolder) -> None:
     manifest.begin(output, resume=True)
     output.part(Shard(0, 0, 1)).write(b"a\n")
     manifest.begin(output, resume=True)
@@ -61,14 +61,14 @@ def test_a_run_is_resumed_as_it_was_begun(manifest: Manifest, output: Output) ->
         ({"inputs": []}, "its number of inputs is 1, not 0"),
     ],
 )
-def test_another_run_is_refused(manifest: Manifest, output: Output, change: Any, about: str) -> None:
+def test_another_run_is_refused(manifest: Manifest, output: RunFolder, change: Any, about: str) -> None:
     manifest.begin(output, resume=False)
     output.part(Shard(0, 0, 1)).write(b"a\n")
     with pytest.raises(TfexportError, match=about):
         replace(manifest, **change).begin(output, resume=True)
 
 
-def test_a_changed_input_is_refused(manifest: Manifest, output: Output, tmp_path: Path) -> None:
+def test_a_changed_input_is_refused(manifest: Manifest, output: RunFolder, tmp_path: Path) -> None:
     manifest.begin(output, resume=False)
     output.part(Shard(0, 0, 1)).write(b"a\n")
     (tmp_path / "in.txt").write_text("b\nc\n", encoding="utf-8")
@@ -79,13 +79,13 @@ def test_a_changed_input_is_refused(manifest: Manifest, output: Output, tmp_path
 
 @pytest.mark.parametrize("resume", [False, True])
 @pytest.mark.parametrize("damaged", [False, True])
-def test_a_run_without_parts_is_replaced(manifest: Manifest, output: Output, resume: bool, damaged: bool) -> None:
+def test_a_run_without_parts_is_replaced(manifest: Manifest, output: RunFolder, resume: bool, damaged: bool) -> None:
     manifest.begin(output, resume=False)
     if damaged:
         output.manifest.write(b"{")
-    tries = output.tries / Shard(0, 0, 1).name("text")
-    tries.make()
-    stale = [output.record(Shard(0, 0, 1)), output.summary, tries / "shard-me-0"]
+    attempts = output.attempts / Shard(0, 0, 1).name("text")
+    attempts.make()
+    stale = [output.record(Shard(0, 0, 1)), output.summary, attempts / "shard-me-0"]
     for place in stale:
         place.write(b"{}")
     other = replace(manifest, rows_per_shard=11)
@@ -95,14 +95,14 @@ def test_a_run_without_parts_is_replaced(manifest: Manifest, output: Output, res
     output.record(Shard(0, 0, 1)).write(b"{}")  # its folder is there
 
 
-def test_parts_without_a_manifest_are_refused(manifest: Manifest, output: Output) -> None:
+def test_parts_without_a_manifest_are_refused(manifest: Manifest, output: RunFolder) -> None:
     output.make()
     output.part(Shard(0, 0, 1)).write(b"a\n")
     with pytest.raises(TfexportError, match="parts of no run that is known"):
         manifest.begin(output, resume=True)
 
 
-def test_what_killed_processes_left_is_no_part(output: Output) -> None:
+def test_what_killed_processes_left_is_no_part(output: RunFolder) -> None:
     output.make()
     output.part(Shard(0, 0, 1)).write(b"a\n")
     (Path(output.folder.uri) / ".part-00000-000000000001-1.txt.ab.partial").touch()
@@ -121,7 +121,7 @@ class Deadly:
     def __init__(self, deadly: object):
         self.deadly, self.single = deadly, 0
 
-    def rows(self, values: Sequence[object], place: str, *, singly: bool = False) -> Iterator[Row]:
+    def rows(self, values: Sequence[object], position: str, *, singly: bool = False) -> Iterator[Row]:
         self.single += singly
         for value in values:
             if value == self.deadly:
@@ -134,7 +134,7 @@ def test_a_row_that_ends_its_worker_is_set_aside(tmp_path: Path) -> None:
         (tmp_path / name).touch()
 
     def decoded() -> list[Row]:
-        return rows_of(translator, ["a", "b", "c"], "", Tries(Place.of(str(tmp_path)), "me"))
+        return rows_of(translator, ["a", "b", "c"], "", Attempts(Place.of(str(tmp_path)), "me"))
 
     translator: Any = Deadly("b")
     for number in range(2):
@@ -158,21 +158,21 @@ def test_marks_are_there_while_a_shard_is_decoded_and_no_longer(tmp_path: Path) 
     seen = []
 
     class Looks(Deadly):
-        def rows(self, values: Sequence[object], place: str, *, singly: bool = False) -> Iterator[Row]:
-            for row in super().rows(values, place, singly=singly):
-                found = Tries(Place.of(str(tmp_path)), "me")
-                seen.append((found.whole, dict(found.rows)))
+        def rows(self, values: Sequence[object], position: str, *, singly: bool = False) -> Iterator[Row]:
+            for row in super().rows(values, position, singly=singly):
+                attempts = Attempts(Place.of(str(tmp_path)), "me")
+                seen.append((attempts.shard, dict(attempts.rows)))
                 yield row
 
     looks: Any = Looks(None)
-    rows_of(looks, ["a", "b"], "", Tries(Place.of(str(tmp_path)), "me"))
+    rows_of(looks, ["a", "b"], "", Attempts(Place.of(str(tmp_path)), "me"))
     assert seen == [(1, {}), (1, {})]
     for number in range(2):
         (tmp_path / f"shard-me-{number}").touch()
     seen.clear()
-    rows_of(looks, ["a", "b"], "", Tries(Place.of(str(tmp_path)), "me"))
+    rows_of(looks, ["a", "b"], "", Attempts(Place.of(str(tmp_path)), "me"))
     assert seen == [(2, {0: 1}), (2, {1: 1})]
-    assert not Tries(Place.of(str(tmp_path)), "me").rows
+    assert not Attempts(Place.of(str(tmp_path)), "me").rows
 
 
 class Upper:
@@ -187,13 +187,13 @@ class Upper:
     def for_text(cls, options: Any) -> Any:
         return options
 
-    def rows(self, values: Sequence[Any], place: str, *, singly: bool = False) -> Iterator[Row]:
+    def rows(self, values: Sequence[Any], position: str, *, singly: bool = False) -> Iterator[Row]:
         for value in values:
             text = value.decode() if isinstance(value, bytes) else value
             yield value if isinstance(value, Row) else Row("ok", "", (text.upper(),))
 
     def line(self, row: Row) -> str:
-        return "".join(row.found)
+        return "".join(row.results)
 
 
 class Corpus:
@@ -209,7 +209,7 @@ class Corpus:
         self.folder, self.task = folder / "out", Task(kind, folder, {})
         inputs = [Input.of(Place.of(str(folder / "in.txt")))]
         self.manifest = Manifest("0" * 64, {}, "text", 2, inputs)
-        self.output = Output(Place.of(str(self.folder)), "text")
+        self.output = RunFolder(Place.of(str(self.folder)), "text")
         self.manifest.begin(self.output, resume=True)
         self.lost: set[int] = set()
         """First rows of the shards that get lost on the way; of the last, which has no rows, their total."""
@@ -451,20 +451,20 @@ def test_a_part_that_cannot_be_written_is_an_error_and_no_part(corpus: Corpus, m
     assert corpus.summary == WHOLE
 
 
-def test_a_shard_that_is_written_has_no_tries_any_more(corpus: Corpus) -> None:
-    tries = Path(corpus.output.tries.uri)
-    left = tries / SHARDS[1].name("text") / "shard-0"  # by a worker that ended
+def test_a_shard_that_is_written_has_no_attempts_any_more(corpus: Corpus) -> None:
+    attempts = Path(corpus.output.attempts.uri)
+    left = attempts / SHARDS[1].name("text") / "shard-0"  # by a worker that ended
     left.parent.mkdir(parents=True)
     left.touch()
     for _ in corpus.computed():
-        assert [path for path in tries.rglob("*") if SHARDS[0].name("text") in str(path)] == []
-    assert list(tries.iterdir()) == []
+        assert [path for path in attempts.rglob("*") if SHARDS[0].name("text") in str(path)] == []
+    assert list(attempts.iterdir()) == []
     left.parent.mkdir()
     left.touch()  # the worker ended when the part was written
     writer, shards = corpus.actor()
     next(shards)
     writer(next(shards))
-    assert list(tries.iterdir()) == []
+    assert list(attempts.iterdir()) == []
 
 
 def test_a_part_that_is_there_is_left_alone(corpus: Corpus) -> None:
@@ -593,7 +593,7 @@ def test_parts_and_inputs_of_a_store_are_verified_too(corpus: Corpus, monkeypatc
     source = bucket / "in.txt"
     source.write(b"a\nb\nc\nd\ne\n")
     corpus.manifest = replace(corpus.manifest, inputs=[Input.of(source)])
-    corpus.output = Output(bucket / "out", "text")
+    corpus.output = RunFolder(bucket / "out", "text")
     corpus.manifest.begin(corpus.output, resume=False)
     assert corpus.run() == SHARDS
     corpus.output.part(SHARDS[0]).write(b"A")
@@ -712,13 +712,13 @@ def test_a_run_that_begins_while_a_record_is_written_keeps_its_own(
     assert corpus.output.done() == set()
 
 
-def test_a_run_that_is_complete_leaves_no_tries(corpus: Corpus) -> None:
+def test_a_run_that_is_complete_leaves_no_attempts(corpus: Corpus) -> None:
     corpus.run()
-    left = Path(corpus.output.tries.uri, SHARDS[1].name("text"), "shard-0")
+    left = Path(corpus.output.attempts.uri, SHARDS[1].name("text"), "shard-0")
     left.parent.mkdir(parents=True)
     left.touch()
     corpus.run()
-    assert not Path(corpus.output.tries.uri).exists()
+    assert not Path(corpus.output.attempts.uri).exists()
 
 
 def test_what_was_left_half_written_is_removed_before_anything_is_read(corpus: Corpus) -> None:
