@@ -24,7 +24,7 @@ from tfexport.contract import Precision, short_name
 from tfexport.decoding.glossary import Glossary, read_glossary
 from tfexport.decoding.job import Job, Request, Setup
 from tfexport.decoding.request_options import GlossaryCase, InputFormat, TermOptions
-from tfexport.decoding.shortlist import BEST, FIRST, Shortlist, read_shortlist
+from tfexport.decoding.shortlist import DEFAULT_BEST, DEFAULT_FIRST, Shortlist, read_shortlist
 from tfexport.decoding.terminology import Terminology
 from tfexport.decoding.translate import Writer
 from tfexport.runtimes import require_workers
@@ -69,7 +69,7 @@ class LoadedModel:
         require(str, "tokens", tokens, "Give tokens in one string, separated by spaces.")
         return self._target().token_ids(tokens)
 
-    def read_shortlist(self, path: str | Path, *, first: int = FIRST, best: int = BEST) -> Shortlist:
+    def read_shortlist(self, path: str | Path, *, first: int = DEFAULT_FIRST, best: int = DEFAULT_BEST) -> Shortlist:
         """Read a shortlist for `translate` from a file, as `decode --shortlist` does. A bundle that was exported with
         `--shortlist` and loaded with `load(..., shortlist=True)` computes only the logits of these words.
 

@@ -49,7 +49,14 @@ def attend(
     from dataclasses import replace
 
     from tfexport.bundle.reader import open_bundle
-    from tfexport.decoding.attention_maps import Attention, Choice, attention_maps, labels_of, png, require_drawable
+    from tfexport.decoding.attention_maps import (
+        Attention,
+        MapSelection,
+        attention_maps,
+        labels_of,
+        png,
+        require_drawable,
+    )
     from tfexport.decoding.attention_page import page
     from tfexport.decoding.job import Job, Request, Setup, whole_outputs
     from tfexport.option import Given
@@ -65,7 +72,8 @@ def attend(
     setup, writer = replace(setup, reader=replace(setup.reader, tells_tokens=True)), setup.writer
     model = load_runtime(runtime.runtime, bundle, precision=runtime.number_format, threads=threads)
     job = Job(setup=setup, runtime=model, batch_size=1, window=1)
-    choice, sentences, sizes = Choice(drawn.layer, drawn.head), [], []
+    selection = MapSelection(drawn.layer, drawn.head)
+    sentences, sizes = [], []
     with opened(source) as lines, opened(target) if target else contextlib.nullcontext() as targets:
         outputs = writer.reader(whole=True, lines=targets) if targets is not None else None
         for result in islice(warned(job.lines(lines, outputs=outputs)), drawn.lines):
@@ -84,9 +92,9 @@ def attend(
         raise TfexportError("the input has no line that can be decoded. Give real sentences.")
     try:
         if output.suffix == ".png":
-            output.write_bytes(png(sentences, choice))
+            output.write_bytes(png(sentences, selection))
         else:
-            output.write_text(page(directory.resolve().name, sentences, choice), encoding="utf-8")
+            output.write_text(page(directory.resolve().name, sentences, selection), encoding="utf-8")
     except OSError as error:
         raise TfexportError(f"cannot write {output}: {error.strerror}. Give another file with -o.") from error
     say(f"wrote {output}")

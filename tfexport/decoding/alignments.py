@@ -28,26 +28,26 @@ class AlignmentFormat:
     """The format of the alignment of an output, as in Marian's --alignment."""
 
     threshold: float
-    """Write the pairs whose attention is above it; 1 for only the best source token of each target token."""
+    """Write the pairs whose attention is above this threshold. 1 writes only the best source token of each target token."""
     soft: bool = False
     """Write all attention weights instead of pairs."""
 
     @classmethod
-    def parse(cls, given: str) -> AlignmentFormat:
+    def parse(cls, text: str) -> AlignmentFormat:
         """Parse `hard`, `soft` or a threshold from 0 to 1.
 
         Raises:
             TfexportError: the text is something else.
         """
-        if given in ("hard", "soft"):
-            return cls(1.0, given == "soft")
+        if text in ("hard", "soft"):
+            return cls(1.0, text == "soft")
         try:
-            threshold = float(given)
+            threshold = float(text)
         except ValueError:
             threshold = math.nan
         if not 0 <= threshold <= 1:
             raise TfexportError(
-                f"--alignments is {given!r}. Give hard, soft, or a threshold between 0 and 1, as in 0.3."
+                f"--alignments is {text!r}. Give hard, soft, or a threshold between 0 and 1, as in 0.3."
             )
         return cls(threshold)
 
@@ -61,7 +61,7 @@ class AlignmentFormat:
         return sorted((int(s), t) for t, s in enumerate(own.argmax(axis=1)))
 
     def text(self, attention: NDArray[Any], source: SourceTokens) -> str:
-        """Text such as `0-0 1-2`. For soft, commas separate the weights of a target token, spaces separate target tokens."""
+        """Text such as `0-0 1-2`. With `soft`, commas separate the weights of a target token, and spaces target tokens."""
         if self.soft:
             rows = attention[:, source.start : source.end].tolist()
             return " ".join(",".join(f"{weight:.4f}" for weight in row) for row in rows)
@@ -93,12 +93,12 @@ class Replacement:
         """The words to write at positions of the output `ids`; `attention` [tokens, source ids] is of its first tokens."""
         if source.start == source.end:
             return {}
-        found = {}
+        words = {}
         for place in (place for place, index in enumerate(ids[: len(attention)]) if index == self.unknown):
             best = int(attention[place, source.start : source.end].argmax())
             word = source.words[source.start + best]
-            found[place] = self.dictionary.get(word, word)
-        return found
+            words[place] = self.dictionary.get(word, word)
+        return words
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Aligner:
         return {"source_tokens": list(tokens.words), "source_text": [tokens.start, tokens.end]}
 
     def record(self, hypothesis: Hypothesis, source: Source | None) -> dict[str, Any]:
-        """The fields of a JSON record for an output: pairs, and attention of each token (eos too) to each source token."""
+        """The fields of a JSON record for an output: the pairs, and the attention [tokens with eos, source ids]."""
         if self.format is None:
             return {}
         assert hypothesis.attention is not None
@@ -158,13 +158,13 @@ def read_dictionary(path: Path) -> dict[str, str]:
         lines = read_text(path, "utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise TfexportError(f"cannot read the dictionary {path}: {error}. Give a UTF-8 text file.") from error
-    found: dict[str, str] = {}
+    dictionary: dict[str, str] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         word, _, translation = (part.strip() for part in line.partition("\t"))
         if not (word and line.count("\t") == 1 and translation):
             raise TfexportError(f"line {number} of {path} is not a source word, a tab and a translation. Correct it.")
-        if found.setdefault(word, translation) != translation:
+        if dictionary.setdefault(word, translation) != translation:
             raise TfexportError(f"line {number} of {path} gives {word!r} a second translation. Leave one of them out.")
-    return found
+    return dictionary

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 LONGEST_LABEL = 16
 """The largest number of characters of a token that are shown."""
 
-CELL, LETTER, GAP = 0.19, 0.068, 0.3
-"""Sizes in a PNG, in inches: the side of a cell, the width of a letter of a label, the space between maps."""
+CELL = 0.19
+"""The side of a cell in a PNG, in inches."""
+LETTER = 0.068
+"""The width of a letter of a label, in inches."""
+GAP = 0.3
+"""The space between maps, in inches."""
 WIDEST = 24.0
 """The largest width of a PNG, in inches. Further maps of a layer begin a new line."""
 DPI = 110
@@ -48,8 +52,8 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The maps of a sentence to show."""
+class MapSelection:
+    """The layers and heads whose maps are drawn."""
 
     layer: int | None = None
     """Layer number from 0; negative numbers count from the last. None shows all layers."""
@@ -75,7 +79,14 @@ class Choice:
 
 
 def require_drawable(config: ModelConfig, sizes: Iterable[tuple[int, int]]) -> None:
-    """Raises TfexportError if the maps of sentences with these numbers of source ids and output tokens are too large."""
+    """Check the size of maps before they are drawn.
+
+    Args:
+        sizes: the numbers of source ids and output tokens of each sentence.
+
+    Raises:
+        TfexportError: the maps of all sentences are too large for a page.
+    """
     weights = config.n_decoder_layers * config.n_heads * sum(source * target for source, target in sizes)
     if weights > MOST_WEIGHTS:
         raise TfexportError(
@@ -118,80 +129,82 @@ def shortened(label: str) -> str:
     return label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
 
 
-def png(sentences: Sequence[Attention], choice: Choice) -> bytes:
+def png(sentences: Sequence[Attention], selection: MapSelection) -> bytes:
     """A picture of all sentences, one under the other: a row of maps for each layer, sources across, outputs down.
 
     Raises:
         RuntimeUnavailable: matplotlib is not installed.
         TfexportError: the layer or head does not exist, or the picture would be too large.
     """
-    places, width, height = _placed(sentences, choice)
+    maps, width, height = _placed(sentences, selection)
     if width * height * DPI**2 > MOST_PIXELS or max(width, height) * DPI > 2**16:
         raise TfexportError("the picture would be too large. Give --layer, --head or fewer lines, or write .html.")
     figure = figure_class(NO_PNG)(figsize=(width, height))
-    for attention, title, weights, x, y, is_first in places:
-        _draw(figure, attention, title, weights, (x, y), (width, height), labelled=is_first)
+    for placed in maps:
+        _draw(figure, placed, (width, height))
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=DPI, metadata={"Software": None})
     return out.getvalue()
 
 
-Place = tuple[Attention, str, FloatArray, float, float, bool]
-"""A map: sentence, title, weights, position of its upper left cell in inches, and whether it is the first of its line."""
+class PlacedMap(NamedTuple):
+    """A map with its position in a picture."""
+
+    attention: Attention
+    """The sentence of the map."""
+    title: str
+    weights: FloatArray
+    """[target, source]."""
+    x: float
+    """The left edge of the cells, in inches from the left."""
+    y: float
+    """The upper edge of the cells, in inches from the top."""
+    is_first: bool
+    """Whether the map is the first of its line. Only this map has labels for the target tokens."""
 
 
-def _placed(sentences: Sequence[Attention], choice: Choice) -> tuple[list[Place], float, float]:
+def _placed(sentences: Sequence[Attention], selection: MapSelection) -> tuple[list[PlacedMap], float, float]:
     """All maps of a picture, and the picture's width and height in inches."""
-    places: list[Place] = []
+    placed: list[PlacedMap] = []
     width, y = 0.0, GAP
     for attention in sentences:
-        y += GAP if places else 0.0
+        y += GAP if placed else 0.0
         across, down = len(attention.source) * CELL, len(attention.target) * CELL
         left, top = (max(map(_letters, labels)) * LETTER + 0.15 for labels in (attention.target, attention.source))
-        for maps in choice.rows(attention):
-            step = (
-                max(across, max(len(title) for title, _ in maps) * LETTER) + GAP
-            )  # a title may be wider than its cells
+        for maps in selection.rows(attention):
+            # A title may be wider than its cells.
+            step = max(across, max(len(title) for title, _ in maps) * LETTER) + GAP
             in_line = max(1, int((WIDEST - left) / step))
             for index, (title, weights) in enumerate(maps):
                 if index % in_line == 0:
                     y += top + 0.25 + (index > 0) * (down + GAP)  # the title is above the labels
                 x = GAP + left + index % in_line * step
-                places.append((attention, title, weights, x, y, index % in_line == 0))
+                placed.append(PlacedMap(attention, title, weights, x, y, index % in_line == 0))
                 width = max(width, x + step)
             y += down + GAP
-    return places, width, y
+    return placed, width, y
 
 
 def _letters(label: str) -> int:
     return len(shortened(label))
 
 
-def _draw(
-    figure: Figure,
-    attention: Attention,
-    title: str,
-    weights: FloatArray,
-    corner: tuple[float, float],
-    size: tuple[float, float],
-    *,
-    labelled: bool,
-) -> None:
-    rows, columns = weights.shape
-    (x, y), (width, height) = corner, size
-    box = (x / width, 1 - (y + rows * CELL) / height, columns * CELL / width, rows * CELL / height)
-    axes = figure.add_axes(box)
-    axes.imshow(weights, cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+def _draw(figure: Figure, placed: PlacedMap, size: tuple[float, float]) -> None:
+    attention, (width, height) = placed.attention, size
+    rows, columns = placed.weights.shape
+    left, bottom = placed.x / width, 1 - (placed.y + rows * CELL) / height
+    axes = figure.add_axes((left, bottom, columns * CELL / width, rows * CELL / height))
+    axes.imshow(placed.weights, cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     axes.xaxis.tick_top()
     axes.set_xticks(range(columns), _literal(attention.source), rotation=90, fontsize=8)
-    axes.set_yticks(range(rows), _literal(attention.target) if labelled else [""] * rows, fontsize=8)
+    axes.set_yticks(range(rows), _literal(attention.target) if placed.is_first else [""] * rows, fontsize=8)
     axes.tick_params(length=0, pad=2)
     axes.set_xticks(np.arange(columns + 1) - 0.5, minor=True)
     axes.set_yticks(np.arange(rows + 1) - 0.5, minor=True)
     axes.grid(which="minor", color="#dddddd", linewidth=0.4)
     axes.tick_params(which="minor", length=0)
     top = max(map(_letters, attention.source)) * LETTER + 0.1
-    figure.text(x / width, 1 - (y - top) / height, title, fontsize=9, fontweight="bold", va="bottom")
+    figure.text(left, 1 - (placed.y - top) / height, placed.title, fontsize=9, fontweight="bold", va="bottom")
 
 
 def _literal(labels: Sequence[str]) -> list[str]:

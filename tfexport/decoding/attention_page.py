@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from tfexport.decoding.attention_maps import Attention, Choice, shortened
+from tfexport.decoding.attention_maps import Attention, MapSelection, shortened
 from tfexport.runtimes.base import FloatArray
 
 CELL, LETTER = 17, 7
@@ -22,7 +22,7 @@ figure { margin: 0 } figcaption { font-weight: 600; font-size: 13px } svg { disp
 """
 
 
-def page(title: str, sentences: Sequence[Attention], choice: Choice) -> str:
+def page(title: str, sentences: Sequence[Attention], selection: MapSelection) -> str:
     """The page of some sentences. Each sentence has a row of maps for each layer, the mean of the heads first.
 
     Raises:
@@ -35,7 +35,7 @@ def page(title: str, sentences: Sequence[Attention], choice: Choice) -> str:
     ]
     for attention in sentences:
         parts.append(f"<h2>{escape(' '.join(attention.source))} → {escape(' '.join(attention.target))}</h2>")
-        for maps in choice.rows(attention):
+        for maps in selection.rows(attention):
             figures = "".join(
                 f"<figure><figcaption>{escape(name)}</figcaption>{_svg(attention, weights)}</figure>"
                 for name, weights in maps

@@ -1,4 +1,4 @@
-"""Lines in, classes out: `translate` for encoder classifiers."""
+"""Lines in, classes out: the counterpart of `translate` for encoder classifiers."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def classify(
         unread, readable = read_window(classifier.capacity, reader, None, chunk)
         if not unread and not readable:
             break
-        found = {number: Classified(number, result.status, result.message) for number, result in unread.items()}
+        results = {number: Classified(number, result.status, result.message) for number, result in unread.items()}
         numbers, sources = list(readable), list(readable.values())
         for places in batches_by_length([len(source) for source in sources], size):
             logits = classifier.logits(*pad([sources[place].ids for place in places], reader.config.pad_id))
@@ -87,8 +87,8 @@ def classify(
                     ClassProbability(int(index), float(np.exp(scores[index])), labels[index] if labels else None)
                     for index in best
                 )
-                found[numbers[place]] = Classified(numbers[place], "ok", "", classes)
-        yield from (found[number] for number in sorted(found))
+                results[numbers[place]] = Classified(numbers[place], "ok", "", classes)
+        yield from (results[number] for number in sorted(results))
     if failed:
         raise failed[0]
 
@@ -120,9 +120,9 @@ class ClassWriter:
 
     @staticmethod
     def line_of(classes: Iterable[ClassProbability]) -> str:
-        """`line` of a result with these classes."""
+        """The output line of these classes; see `line`."""
         return "\t".join(
-            f"{found.class_ if found.label is None else found.label}\t{found.probability:.6f}" for found in classes
+            f"{result.class_ if result.label is None else result.label}\t{result.probability:.6f}" for result in classes
         )
 
     def record(self, result: Classified) -> dict[str, Any]:
@@ -130,10 +130,10 @@ class ClassWriter:
         message = {"message": result.message} if result.message else {}
         classes = [
             {
-                "class": found.class_,
-                **({} if found.label is None else {"label": found.label}),
-                "probability": round(found.probability, 6),
+                "class": likely.class_,
+                **({} if likely.label is None else {"label": likely.label}),
+                "probability": round(likely.probability, 6),
             }
-            for found in result.classes
+            for likely in result.classes
         ]
         return {"line": result.line, "status": result.status, **message, "classes": classes}

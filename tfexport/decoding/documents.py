@@ -82,7 +82,7 @@ class DocumentMaker:
         )
 
     def _fits(self, text: str) -> bool:
-        """Whether a text is short enough for the model to read it as a whole."""
+        """Whether the model can read a text as a whole."""
         most = min(self.reader.config.max_source_length, self.capacity.source)
         tokenizer = self.reader.tokenizer
         more = 2 + (len(tokenizer.before) + len(tokenizer.after) + len(tokenizer.prefix) if tokenizer else 0)
@@ -131,7 +131,7 @@ class DocumentResult:
 
     line: int
     status: str
-    """`ok`; the first other status of a sentence; `cut` if a sentence was longer than the model reads, and none has one."""
+    """The first status of a sentence that is not `ok`. Without one, `cut` if a sentence was longer than the model reads."""
     message: str
     text: str
     """The output with the text around the document."""
@@ -143,7 +143,7 @@ class DocumentResult:
 
 
 Decode = Callable[[Iterable[bytes], int], Iterator[Result]]
-"""Takes lines and the number of lines that are done. Yields a result for each other line, as `translate`."""
+"""Takes lines and the number of lines that are done. Yields a result for each other line, as `translate` does."""
 
 
 def translate_units(
@@ -182,26 +182,26 @@ def translate_units(
 
     begun = list(passed)[len(passed) - again :]
     results = decode(chain(repeat(b"", before - again), begun, lines_of_units()), before - again)
-    found: list[Result] = []
+    of_unit: list[Result] = []
     for result in islice(results, again, None):
-        found.append(result)
+        of_unit.append(result)
         unit, size = waiting[0]
-        if len(found) == size:
+        if len(of_unit) == size:
             waiting.popleft()
-            yield result_of_unit(unit, found, writer, is_aligned=is_aligned)
-            found = []
+            yield result_of_unit(unit, of_unit, writer, is_aligned=is_aligned)
+            of_unit = []
 
 
-def result_of_unit(unit: Unit, found: Sequence[Result], writer: Writer, *, is_aligned: bool) -> DocumentResult:
-    """The result of a unit whose segments have these results."""
-    pairs = list(zip(unit.document.segments, found, strict=bool(unit.document.segments)))
-    ranks = max((len(one.hypotheses) for _, one in pairs), default=1)
+def result_of_unit(unit: Unit, results: Sequence[Result], writer: Writer, *, is_aligned: bool) -> DocumentResult:
+    """The result of a unit, from the results of its segments."""
+    pairs = list(zip(unit.document.segments, results, strict=bool(unit.document.segments)))
+    ranks = max((len(result.hypotheses) for _, result in pairs), default=1)
     versions = [
-        [aligned_of(one, writer, segment.text, is_aligned=is_aligned, rank=rank) for segment, one in pairs]
+        [aligned_of(result, writer, segment.text, is_aligned=is_aligned, rank=rank) for segment, result in pairs]
         for rank in range(max(1, ranks))
     ]
     texts = [unit.before + unit.document.text(version) + unit.after for version in versions]
-    sentences = tuple(SentenceResult(segment, one) for segment, one in pairs)
+    sentences = tuple(SentenceResult(segment, result) for segment, result in pairs)
     status, message = (unit.status, unit.message) if unit.message else _status(sentences, versions[0])
     others = tuple(dict.fromkeys(text for text in texts[1:] if text != texts[0]))
     return DocumentResult(unit.line, status, message, texts[0], sentences, len(unit.before), others)
@@ -209,18 +209,18 @@ def result_of_unit(unit: Unit, found: Sequence[Result], writer: Writer, *, is_al
 
 def _status(sentences: Sequence[SentenceResult], translations: Sequence[Aligned | None]) -> tuple[str, str]:
     pairs = list(zip(sentences, translations, strict=True))
-    failed = [one for one, new in pairs if new is None]
+    failed = [sentence for sentence, translation in pairs if translation is None]
     if failed:
         first, more = failed[0].result, f"; {len(failed)} sentences" if len(failed) > 1 else ""
         status = "tokenizer_error" if first.hypotheses else first.status
         return status, f"{_shown(failed[0].segment)} is left unchanged{more}: {first.message or status}"
-    cut = [one for one in sentences if one.segment.is_piece]
+    cut = [sentence for sentence in sentences if sentence.segment.is_piece]
     pieces = (
         f"text that is too long for the model was cut: {len(cut)} pieces, the first is {_shown(cut[0].segment)}"
         if cut
         else ""
     )
-    limited = [one for one in sentences if one.result.status != "ok"]
+    limited = [sentence for sentence in sentences if sentence.result.status != "ok"]
     if limited:
         message = f"{_shown(limited[0].segment)}: {limited[0].result.message}"
         return limited[0].result.status, f"{message}; {pieces}" if cut else message
@@ -275,17 +275,18 @@ def _required_spans(output: Hypothesis, source: Source, targets: Sequence[Span])
     Args:
         targets: the characters of each of its tokens.
     """
-    found = []
+    spans = []
     for ids in {tuple(phrase.ids) for phrase in source.required}:
         for place in range(len(targets) - len(ids) + 1):
             if tuple(output.ids[place : place + len(ids)]) == ids:
-                found.append((targets[place][0], targets[place + len(ids) - 1][1]))
-    return found
+                spans.append((targets[place][0], targets[place + len(ids) - 1][1]))
+    return spans
 
 
 def _spans_of(words: Sequence[str], text: str) -> list[tuple[int, int]]:
     """The span of `text` for each token; empty for a token that is spelled differently."""
-    found, done, folded = [], 0, text.lower()
+    spans, done = [], 0
+    folded = text.lower()
     if len(folded) != len(text):
         folded = text
     for word in words:
@@ -295,18 +296,18 @@ def _spans_of(words: Sequence[str], text: str) -> list[tuple[int, int]]:
             if start >= 0:
                 done = start + len(shape)
                 break
-        found.append((done if start < 0 else start, done))
-    return found
+        spans.append((done if start < 0 else start, done))
+    return spans
 
 
 def document_record(result: DocumentResult, writer: Writer) -> dict[str, Any]:
     """The record of a unit in `jsonl`."""
     sentences = []
-    for one in result.sentences:
-        about = {"start": one.segment.start + result.offset, "end": one.segment.end + result.offset}
-        piece = {"piece": True} if one.segment.is_piece else {}
-        told = writer.record(one.result)
-        del told["line"]
-        sentences.append({**about, "source": one.segment.text, **piece, **told})
+    for sentence in result.sentences:
+        segment, record = sentence.segment, writer.record(sentence.result)
+        del record["line"]
+        span = {"start": segment.start + result.offset, "end": segment.end + result.offset}
+        piece = {"piece": True} if segment.is_piece else {}
+        sentences.append({**span, "source": segment.text, **piece, **record})
     message = {"message": result.message} if result.message else {}
     return {"line": result.line, "status": result.status, **message, "text": result.text, "sentences": sentences}

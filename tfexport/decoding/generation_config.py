@@ -86,27 +86,29 @@ NO_DEFAULTS = GenerationDefaults({})
 
 
 def options_with_defaults(
-    given: Mapping[str, Any],
+    options: Mapping[str, Any],
     content: Mapping[str, Any] | None,
     config: ModelConfig,
     token_ids: Callable[[str], tuple[int, ...]],
 ) -> tuple[SearchOptions, GenerationDefaults]:
-    """`SearchOptions.of` the options that are `given`. With the profile `hf`, the file's defaults fill up the others.
+    """The options of a search. With the profile `hf`, options that the user leaves out get the defaults of the file.
 
     Args:
+        options: the options of the user.
         content: the content of the file; None if the bundle has none.
+        token_ids: see `SearchOptions.of`.
 
     Raises:
         TfexportError: as `SearchOptions.of`, or a setting of the file cannot be read.
     """
-    checked(SearchOptions, given)  # report an error of the user before one of the file
-    if content is None or given.get("profile") != "hf":
-        return SearchOptions.of(given, token_ids), NO_DEFAULTS
-    defaults = generation_defaults(content, config, given)
+    checked(SearchOptions, options)  # report an error of the user before one of the file
+    if content is None or options.get("profile") != "hf":
+        return SearchOptions.of(options, token_ids), NO_DEFAULTS
+    defaults = generation_defaults(content, config, options)
     try:
-        return SearchOptions.of({**defaults.options, **_said(given)}, token_ids), defaults
+        return SearchOptions.of({**defaults.options, **_without_nulls(options)}, token_ids), defaults
     except TfexportError as error:
-        if str(error) == _fault(given, token_ids):
+        if str(error) == _fault(options, token_ids):
             raise  # the file is not the cause
         taken = ", ".join(f"{name} {_shown(value)}" for name, value in defaults.options.items())
         raise TfexportError(
@@ -114,44 +116,49 @@ def options_with_defaults(
         ) from error
 
 
-def _fault(given: Mapping[str, Any], token_ids: Callable[[str], tuple[int, ...]]) -> str | None:
+def _fault(options: Mapping[str, Any], token_ids: Callable[[str], tuple[int, ...]]) -> str | None:
     """The error of these options alone; None if they are valid."""
     try:
-        SearchOptions.of(given, token_ids)
+        SearchOptions.of(options, token_ids)
     except TfexportError as error:
         return str(error)
     return None
 
 
 def generation_defaults(
-    content: Mapping[str, Any], config: ModelConfig, given: Mapping[str, Any] | None = None
+    content: Mapping[str, Any], config: ModelConfig, options: Mapping[str, Any] | None = None
 ) -> GenerationDefaults:
-    """The options of `SearchOptions` that a file sets and that are not `given`.
+    """The options of `SearchOptions` that a file sets and the user does not.
+
+    Args:
+        content: the content of the file.
+        options: the options of the user.
 
     Raises:
-        TfexportError: a setting has another type than the library's.
+        TfexportError: a setting has another type than in the library.
     """
-    said = {name: value for name, value in content.items() if value is not None}
-    mine = _said(given or {})
-    found = {option: said[name] for name, option in _RENAMED.items() if name in said}
-    unsupported = [name for name, value in said.items() if _is_unknown(name, value)]
-    found |= _lengths(said, config, mine)
-    found |= _tokens(said, config, unsupported)
-    found |= _outputs(said, mine, unsupported)
-    if "sequence_bias" in found and "sequence_bias" not in mine and not _has_pairs(found["sequence_bias"]):
+    settings, user_options = _without_nulls(content), _without_nulls(options or {})
+    defaults = {option: settings[name] for name, option in _RENAMED.items() if name in settings}
+    unsupported = [name for name, value in settings.items() if _is_unknown(name, value)]
+    defaults |= _lengths(settings, config, user_options)
+    defaults |= _tokens(settings, config, unsupported)
+    defaults |= _outputs(settings, user_options, unsupported)
+    bias = defaults.get("sequence_bias")
+    if "sequence_bias" in defaults and "sequence_bias" not in user_options and not _has_pairs(bias):
         raise TfexportError(
-            f"{FILE} of this bundle has sequence_bias {_shown(found['sequence_bias'])}, not a list of [ids, number]. "
+            f"{FILE} of this bundle has sequence_bias {_shown(bias)}, not a list of [ids, number]. "
             "Correct the file and export again, or give sequence_bias yourself."
         )
     try:
-        converted = checked(SearchOptions, {name: value for name, value in found.items() if name not in mine})
+        others = {name: value for name, value in defaults.items() if name not in user_options}
+        converted = checked(SearchOptions, others)
     except TfexportError as error:
         raise TfexportError(f"{FILE} of this bundle: {error}") from error
-    return GenerationDefaults(converted, tuple(f"{name} {_shown(said[name])}" for name in unsupported))
+    return GenerationDefaults(converted, tuple(f"{name} {_shown(settings[name])}" for name in unsupported))
 
 
-def _said(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if value is not None}
+def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _is_unknown(name: str, value: Any) -> bool:
@@ -159,41 +166,41 @@ def _is_unknown(name: str, value: Any) -> bool:
     return not (known or value in (False, "", [], {}) or value == _NEUTRAL.get(name))
 
 
-def _lengths(said: Mapping[str, Any], config: ModelConfig, mine: Mapping[str, Any]) -> dict[str, Any]:
+def _lengths(settings: Mapping[str, Any], config: ModelConfig, user_options: Mapping[str, Any]) -> dict[str, Any]:
     """Length limits, with the start token. Limits of new tokens take precedence, as in the library."""
-    limit = said.get("max_length", min(DEFAULT_NEW_TOKENS + 1, config.max_target_length))
-    if "max_new_tokens" in said:
-        limit = _number(said, "max_new_tokens") + 1
-    least = said.get("min_length", 0)
-    if "min_new_tokens" in said:
-        least = _number(said, "min_new_tokens") + 1
-    found = {"max_length": limit}
+    limit = settings.get("max_length", min(DEFAULT_NEW_TOKENS + 1, config.max_target_length))
+    if "max_new_tokens" in settings:
+        limit = _number(settings, "max_new_tokens") + 1
+    least = settings.get("min_length", 0)
+    if "min_new_tokens" in settings:
+        least = _number(settings, "min_new_tokens") + 1
+    lengths = {"max_length": limit}
     if least:
         # A limit of the user holds even if the file requires longer outputs.
-        most = mine.get("max_length", limit)
-        found["min_length"] = min(least, most - 1) if isinstance(least, int) and isinstance(most, int) else least
-    return found
+        most = user_options.get("max_length", limit)
+        lengths["min_length"] = min(least, most - 1) if isinstance(least, int) and isinstance(most, int) else least
+    return lengths
 
 
-def _tokens(said: Mapping[str, Any], config: ModelConfig, unsupported: list[str]) -> dict[str, Any]:
+def _tokens(settings: Mapping[str, Any], config: ModelConfig, unsupported: list[str]) -> dict[str, Any]:
     """The tokens that end outputs, and the sequences that are never generated."""
-    found: dict[str, Any] = {}
-    ends = _ids(said, "eos_token_id")
+    options: dict[str, Any] = {}
+    ends = _ids(settings, "eos_token_id")
     if others := [index for index in ends if index != config.eos_id]:
-        found["end_tokens"] = others
-    if "forced_eos_token_id" in said:
-        if _ids(said, "forced_eos_token_id") == [config.eos_id]:
-            found["force_eos"] = True
+        options["end_tokens"] = others
+    if "forced_eos_token_id" in settings:
+        if _ids(settings, "forced_eos_token_id") == [config.eos_id]:
+            options["force_eos"] = True
         else:
             unsupported.append("forced_eos_token_id")
-    words = said.get("bad_words_ids", [])
-    if not isinstance(words, list) or not all(isinstance(one, list) for one in words):
+    words = settings.get("bad_words_ids", [])
+    if not isinstance(words, list) or not all(isinstance(ids, list) for ids in words):
         raise TfexportError(f"{FILE} of this bundle has bad_words_ids {_shown(words)}, not a list of lists of ids.")
-    if several := [one for one in words if len(one) > 1]:
-        found["bad_words"] = several
-    if "suppress_tokens" in said and config.eos_id in _ids(said, "suppress_tokens"):
+    if several := [ids for ids in words if len(ids) > 1]:
+        options["bad_words"] = several
+    if "suppress_tokens" in settings and config.eos_id in _ids(settings, "suppress_tokens"):
         unsupported.append("suppress_tokens")
-    return found
+    return options
 
 
 def _has_pairs(value: Any) -> bool:
@@ -202,40 +209,40 @@ def _has_pairs(value: Any) -> bool:
     return pairs and all(isinstance(ids, list) and all(type(index) is int for index in ids) for ids, _ in value)
 
 
-def _outputs(said: Mapping[str, Any], mine: Mapping[str, Any], unsupported: list[str]) -> dict[str, Any]:
+def _outputs(settings: Mapping[str, Any], user_options: Mapping[str, Any], unsupported: list[str]) -> dict[str, Any]:
     """The number of outputs, and whether they are sampled."""
-    count, beam = said.get("num_return_sequences", 1), mine.get("beam", said.get("num_beams", 1))
-    found: dict[str, Any] = {}
-    searches = mine.get("nbest", 1) > 1 or mine.get("alternatives", 0) > 0
-    if said.get("do_sample") is True and "samples" not in mine and not searches:
+    count, beam = settings.get("num_return_sequences", 1), user_options.get("beam", settings.get("num_beams", 1))
+    options: dict[str, Any] = {}
+    searches = user_options.get("nbest", 1) > 1 or user_options.get("alternatives", 0) > 0
+    if settings.get("do_sample") is True and "samples" not in user_options and not searches:
         if beam == 1:
-            found["samples"] = count
-        elif "beam" not in mine:
+            options["samples"] = count
+        elif "beam" not in user_options:
             unsupported.append("do_sample")
-    if mine.get("samples", found.get("samples", 0)):
-        found["beam"] = 1
-        return {**found, "top_k": DEFAULT_TOP_K, **{name: said[name] for name in _DRAWING if name in said}}
-    if isinstance(count, int) and count > 1 and not mine.get("alternatives"):
+    if user_options.get("samples", options.get("samples", 0)):
+        options["beam"] = 1
+        return {**options, "top_k": DEFAULT_TOP_K, **{name: settings[name] for name in _DRAWING if name in settings}}
+    if isinstance(count, int) and count > 1 and not user_options.get("alternatives"):
         if isinstance(beam, int) and beam >= count:
-            found["nbest"] = count
-        elif "beam" not in mine:
+            options["nbest"] = count
+        elif "beam" not in user_options:
             unsupported.append("num_return_sequences")
-    return found
+    return options
 
 
 _DRAWING = ("temperature", "top_k", "top_p")
 
 
-def _number(said: Mapping[str, Any], name: str) -> int:
-    value = said[name]
+def _number(settings: Mapping[str, Any], name: str) -> int:
+    value = settings[name]
     if type(value) is not int:
         raise TfexportError(f"{FILE} of this bundle has {name} {_shown(value)}, not a whole number. Export again.")
     return value
 
 
-def _ids(said: Mapping[str, Any], name: str) -> list[int]:
+def _ids(settings: Mapping[str, Any], name: str) -> list[int]:
     """The ids of a setting that is one id or a list of ids."""
-    value = said.get(name, [])
+    value = settings.get(name, [])
     value = value if isinstance(value, list) else [value]
     if not all(type(index) is int for index in value):
         raise TfexportError(f"{FILE} of this bundle has {name} {_shown(value)}, not ids. Export again.")

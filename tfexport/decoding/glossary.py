@@ -111,7 +111,8 @@ class Glossary:
         """
         words, place = words_of(text, self.format, self.case), 0
         while place < len(words):
-            node, term, after = self._trie, None, place + 1
+            node, after = self._trie, place + 1
+            term: Term | None = None
             for end in range(place, len(words)):
                 following = node.get(words[end])
                 if following is None:

@@ -45,9 +45,9 @@ class Request:
 
     search: Given[SearchOptions]
     input_format: InputFormat | None = None
-    """By default text, or ids if the bundle has no source vocabulary."""
+    """The default is text, or ids if the bundle has no source vocabulary."""
     output_format: OutputFormat | None = None
-    """By default text, or ids if the bundle has no target vocabulary."""
+    """The default is text, or ids if the bundle has no target vocabulary."""
     alignments: AlignmentOptions = field(default_factory=AlignmentOptions)
     moves_tags: bool = False
     """Whether tags of markup move with words, for which the search returns attention."""
@@ -62,7 +62,7 @@ def whole_outputs(config: ModelConfig) -> Given[SearchOptions]:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """How lines are read, searched and written."""
+    """The reader, the search and the writer of lines, with the vocabularies of a bundle."""
 
     bundle: Bundle
     reader: Reader
@@ -133,7 +133,8 @@ class Job:
             RuntimeUnavailable: the runtime does not exist, or its packages are not installed.
             TfexportError: the bundle has no such precision, or the runtime does not support so many workers.
         """
-        bundle, name, precision = setup.bundle, runtime.runtime, runtime.number_format
+        bundle = setup.bundle
+        name, precision = runtime.runtime, runtime.number_format
         at_once = window is None and takes_workers(name, bundle, precision)
         split = CpuSplit.choose(batches.workers, batches.threads, at_once=at_once)
         require_workers(name, bundle, precision, split.workers)

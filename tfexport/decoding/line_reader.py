@@ -38,11 +38,11 @@ BYTES_PER_ID = 32
 lines are not tokenised, because some tokenisers take minutes for a line of a megabyte."""
 
 SHORTEST_LIMIT = 8192
-"""A limit of bytes per line below which no model's limit falls."""
+"""The smallest limit of bytes per line, even for models that read few ids."""
 
 
 def most_bytes(ids: int) -> int:
-    """The largest number of bytes of a line for a model that reads or writes so many `ids`."""
+    """The largest number of bytes of a line for a model that reads or writes at most `ids` ids."""
     return min(LONGEST_LINE // 2, max(SHORTEST_LIMIT, BYTES_PER_ID * ids))
 
 
@@ -86,7 +86,7 @@ class LineTerms(Protocol):
         ...
 
     def require_readable(self) -> None:
-        """Raises: TfexportError if a phrase that is forbidden in all outputs cannot be read."""
+        """Raises: TfexportError: a phrase that is forbidden in all outputs cannot be read."""
         ...
 
     def lines(self, pairs: Iterable[tuple[bytes, bytes]], *, has_prefixes: bool) -> Iterator[Line]:
@@ -213,21 +213,22 @@ class TargetReader:
         Raises:
             Unreadable: `raw` cannot be read, or is longer than the model's outputs.
         """
-        config, most, found = self.config, self.config.max_target_length, self.ids(raw)
+        config, output = self.config, self.ids(raw)
+        most = config.max_target_length
         if self.whole and self.format != "ids":
-            found = [*found, config.eos_id]
-        if not found and self.whole:
+            output = [*output, config.eos_id]
+        if not output and self.whole:
             raise Unreadable("empty", "")
         # The search adds a forced first token by itself. An output contains it if its format can express it.
         forced = config.forced_first_id >= 0
-        if forced and found[:1] == [config.forced_first_id]:
-            found = found[1:]
-        length = len(found) + forced
-        if config.eos_id in found[: -1 if self.whole else None]:
+        if forced and output[:1] == [config.forced_first_id]:
+            output = output[1:]
+        length = len(output) + forced
+        if config.eos_id in output[: -1 if self.whole else None]:
             raise Unreadable("invalid_ids", f"the output's part continues after the end, id {config.eos_id}")
         if length > most:
             raise Unreadable("too_long", f"{length} ids of output, the model writes at most {most}")
-        return Source(ids, tuple(found), length if self.whole else None, line=line)
+        return Source(ids, tuple(output), length if self.whole else None, line=line)
 
     def ids(self, raw: bytes, part: str = "the output's part", *, before: str = "") -> list[int]:
         """The ids of a part of an output; empty for an empty part.
@@ -249,16 +250,14 @@ class TargetReader:
         except UnicodeDecodeError as error:
             raise Unreadable("invalid_utf8", f"byte {error.start + 1} of {part} is not UTF-8") from None
         size = config.tgt_vocab_size
-        found = ids_in(text, self.format, self.tokenizer, size, before=before) if text else []
+        ids = ids_in(text, self.format, self.tokenizer, size, before=before) if text else []
         if not self.whole and self.tokenizer is not None and self.format != "ids":
             # Whole outputs may come from any system. A prefix is text that the user wants in the output, and <unk> is not.
             unknown = self.tokenizer.unknown_id
-            if unknown in found and not {*self.tokenizer.tokens([index for index in found if index == unknown])} & {
-                *text.split()
-            }:
+            if unknown is not None and unknown in ids and self.tokenizer.tokens([unknown])[0] not in text.split():
                 message = f"{part} has words that the target vocabulary lacks: write them as the model would"
                 raise Unreadable("unknown_token", message)
-        return found
+        return ids
 
     def pairs(self, lines: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
         """Each input line with the prefix of its output.
@@ -273,8 +272,8 @@ class TargetReader:
             return
         for line, target in zip_longest(lines, self.lines):
             if line is None or target is None:
-                one, other = ("input", "outputs") if target is None else ("outputs", "input")
-                raise TfexportError(f"there are more lines of the {one} than of the {other}. Give one for each.")
+                longer, shorter = ("input", "outputs") if target is None else ("outputs", "input")
+                raise TfexportError(f"there are more lines of the {longer} than of the {shorter}. Give one for each.")
             yield line, target
 
 
@@ -327,7 +326,8 @@ def read_pairs(
     Raises:
         TfexportError: no line can be decoded, the numbers of targets and lines differ, or a target is not UTF-8.
     """
-    sources, wanted, left_out = [], [], 0
+    sources, wanted = [], []
+    left_out = 0
     ends = iter(targets) if targets is not None else None
     for number, line in enumerate(lines, start=1):
         target = next(ends, None) if ends is not None else b""

@@ -11,8 +11,8 @@ from tfexport.errors import TfexportError
 from tfexport.option import MOST_AT_ONCE, Options, option
 from tfexport.search.rules.history import TERMS
 
-_PREFIX, _SHORTLIST, _ALIGNMENT = "Prefixes", "Shortlist", "Alignments and unknown words"
-_RUN = "Runtime and batches"
+_PREFIX, _SHORTLIST = "Prefixes", "Shortlist"
+_ALIGNMENT, _RUN = "Alignments and unknown words", "Runtime and batches"
 
 GlossaryCase = Literal["exact", "ignore"]
 InputFormat = Literal["text", "tokens", "ids"]
@@ -42,7 +42,7 @@ class PrefixOptions(Options):
 
 
 def _marks(called: str, text: str) -> tuple[str, str]:
-    """Raises: TfexportError if the text is not two marks."""
+    """The two marks in a text. Raises: TfexportError: the text is not two marks."""
     marks = tuple(text.split())
     if len(marks) != 2:
         raise TfexportError(f"{called} is {text!r}. Give two marks, separated by a space, as in '⟦ ⟧'.")

@@ -35,9 +35,10 @@ from tfexport.system.input_files import LONGEST_LINE, Lines
 from tfexport.system.regular_files import open_regular
 from tfexport.text.tokenizers import TextTokenizer
 
-FIRST, BEST = 100, 100
-"""For a lexicon: the number of most frequent words (those of the lowest ids), and the number of words for each source
-word. These are Marian's defaults."""
+DEFAULT_FIRST = 100
+"""The number of ids from 0, the most frequent words, that a lexicon always allows. It is the default of Marian."""
+DEFAULT_BEST = 100
+"""The number of words that a lexicon allows for each source word. It is the default of Marian."""
 
 SHORTLIST_ADVICE = "they need ort-cpu in fp32 or int8, return no attention, and are written by export --shortlist"
 """The requirements for fast shortlists."""
@@ -61,11 +62,11 @@ class Shortlist:
 
     def candidates(self, source: Sequence[int]) -> IntArray:
         """The sorted target ids that an output of `source` (encoder ids) may contain."""
-        found = {*self.always, *(set(source) - self.not_copied if self.copies else ())}
+        ids = {*self.always, *(set(source) - self.not_copied if self.copies else ())}
         for at in range(len(source)):
             for size, rules in enumerate(self.by_ngram[: len(source) - at], start=1):
-                found.update(rules.get(tuple(source[at : at + size]), ()))
-        return np.array(sorted(found), dtype=np.int64)
+                ids.update(rules.get(tuple(source[at : at + size]), ()))
+        return np.array(sorted(ids), dtype=np.int64)
 
     def applied(self, source: Source) -> Source:
         """`source` with its candidates from this shortlist."""
@@ -78,8 +79,8 @@ def read_shortlist(
     source: TextTokenizer | None,
     target: TextTokenizer | None,
     *,
-    first: int = FIRST,
-    best: int = BEST,
+    first: int = DEFAULT_FIRST,
+    best: int = DEFAULT_BEST,
 ) -> Shortlist:
     """Read a file of one of the three kinds. The words of a side without vocabulary are ids.
 
@@ -158,9 +159,11 @@ class _Words:
             index = self._tokenizer.inner.token_to_id(word)
         else:
             index = int(word) if word.isascii() and word.isdecimal() and len(word) < 10 else None
-        found = index if index is not None and index < self._size else None
-        self.asked, self.unknown = self.asked + 1, self.unknown + (found is None)
-        return found
+        self.asked += 1
+        if index is None or index >= self._size:
+            self.unknown += 1
+            return None
+        return index
 
 
 def _known(words: Iterable[str], id_of: _Words) -> list[int]:
@@ -189,16 +192,16 @@ def _vmap(
 def _lexicon(
     path: Path, lines: Iterable[tuple[int, str]], source_id: _Words, target_id: _Words, best: int
 ) -> dict[Ngram, Ngram]:
-    """The `best` target words of each source word with a probability above 0. Of equal ones the higher id, as in Marian."""
+    """The `best` most probable target words of each source word, with a probability above 0. With equal probabilities the
+    higher id is first, as in Marian."""
     probabilities: dict[int, dict[int, float]] = {}
     for number, line in lines:
         fields = line.split()
         try:
-            target_word, source_word, probability = fields[0], fields[1], float(fields[2])
-        except (IndexError, ValueError):
-            fields = []
-        if len(fields) != 3:
-            raise _unlike(path, number, "lexicon", "a target word, a source word and a probability")
+            target_word, source_word, number_text = fields
+            probability = float(number_text)
+        except ValueError:
+            raise _unlike(path, number, "lexicon", "a target word, a source word and a probability") from None
         if "NULL" in (source_word, target_word):  # an empty alignment
             continue
         source, target = source_id(source_word), target_id(target_word)
@@ -207,10 +210,10 @@ def _lexicon(
     return {
         (source,): tuple(
             target
-            for probability, target in sorted(((p, t) for t, p in found.items()), reverse=True)[:best]
+            for probability, target in sorted(((p, t) for t, p in by_target.items()), reverse=True)[:best]
             if probability > 0
         )
-        for source, found in probabilities.items()
+        for source, by_target in probabilities.items()
     }
 
 

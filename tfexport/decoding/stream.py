@@ -51,10 +51,10 @@ def stream(
     The concatenated texts of the steps are the output's text.
 
     Args:
-        writer: has the vocabulary, if there is one.
+        writer: writes the text of tokens with the target vocabulary, if there is one.
 
     Raises:
-        TfexportError: the options request more than one output, or as `search`.
+        TfexportError: the options request more than one output, or `search` raises it.
     """
     refuse_several(options)
     searching = search_steps(runtime, [source], replace(options, scores=True, token_scores=True))
@@ -75,11 +75,12 @@ class StepTexts:
     """Makes the steps of a growing output.
 
     Args:
-        writer: has the vocabulary, if there is one.
+        writer: writes the text of tokens with the target vocabulary, if there is one.
     """
 
     def __init__(self, writer: Writer):
-        self._tokenizer, self._text, self._told = writer.tokenizer, GrowingText(writer.text, writer.tokenizer), 0
+        self._tokenizer, self._text = writer.tokenizer, GrowingText(writer.text, writer.tokenizer)
+        self._n_steps = 0
 
     def steps(self, ids: Iterable[int], log_probs: Iterable[float], *, last: bool = False) -> Iterator[Step]:
         """The new steps, given all `ids` of the output so far.
@@ -87,12 +88,12 @@ class StepTexts:
         Args:
             last: the output is complete.
         """
-        new = list(zip(ids, log_probs, strict=True))[self._told :]
+        new = list(zip(ids, log_probs, strict=True))[self._n_steps :]
         for place, (index, log_prob) in enumerate(new):
             token = self._tokenizer.tokens([index])[0] if self._tokenizer else ""
             added = self._text.add(index, last=last and place == len(new) - 1)
             yield Step(index, token, added, log_prob)
-        self._told += len(new)
+        self._n_steps += len(new)
 
 
 def refuse_several(options: SearchOptions) -> None:
@@ -124,11 +125,11 @@ def stream_lines(
         for result in known.values():
             yield Streamed(number, result=result)
         for source in readable.values():
-            for found in stream(runtime, source, options, writer):
-                if isinstance(found, Step):
-                    yield Streamed(number, step=found)
+            for step in stream(runtime, source, options, writer):
+                if isinstance(step, Step):
+                    yield Streamed(number, step=step)
                 else:
-                    yield Streamed(number, result=result_of(number, [found]))
+                    yield Streamed(number, result=result_of(number, [step]))
 
 
 def shown(events: Iterable[Streamed], writer: Writer, file: TextIO) -> Iterator[Result]:
@@ -155,8 +156,8 @@ def shown(events: Iterable[Streamed], writer: Writer, file: TextIO) -> Iterator[
 
 def _piece(line: int, step: Step, writer: Writer) -> str:
     if writer.format == "jsonl":
-        told = {"id": step.id, "token": step.token, "text": step.text} if writer.tokenizer else {"id": step.id}
-        event = {"line": line, **told, "log_prob": round(step.log_prob, 6)}
+        text = {"token": step.token, "text": step.text} if writer.tokenizer else {}
+        event = {"line": line, "id": step.id, **text, "log_prob": round(step.log_prob, 6)}
         return json_text(event, ensure_ascii=False) + "\n"
     if writer.format == "ids":
         return str(step.id)
@@ -185,7 +186,7 @@ class GrowingText:
         self._text, self._tokenizer = text, tokenizer
         self._ids: list[int] = []
         self._settled = 0  # ids up to the last end of a run of bytes; tokens without text do not end a run
-        self._told = ""
+        self._returned = ""
 
     def add(self, index: int, *, last: bool = False) -> str:
         """The text that one more token adds; the `last` token adds all remaining text. Empty without a vocabulary."""
@@ -198,7 +199,7 @@ class GrowingText:
         known = self._text(self._ids if last else self._ids[: self._settled])
         if not last:
             known = _UNSETTLED.sub("", known)
-        if not known.startswith(self._told):  # shorter than the returned text: a longer end may change now
+        if not known.startswith(self._returned):  # shorter than the returned text: a longer end may change now
             return ""
-        added, self._told = known[len(self._told) :], known
+        added, self._returned = known[len(self._returned) :], known
         return added

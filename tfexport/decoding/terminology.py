@@ -52,7 +52,7 @@ class Terminology:
         return replace(self, without_beam=instead_of_beam(options))
 
     def require_format(self, format: InputFormat) -> None:
-        """Raises: TfexportError if sources of this format do not fit the glossary or the marks."""
+        """Raises: TfexportError: sources of this format do not fit the glossary or the marks."""
         if self.glossary is not None and self.glossary.format != format:
             raise TfexportError(f"the glossary has {self.glossary.format}, and the input is {format}. Give text.")
         if self.keep is not None:
@@ -66,7 +66,7 @@ class Terminology:
                 )
 
     def require_readable(self) -> None:
-        """Raises: TfexportError if a phrase that is forbidden in all outputs cannot be read."""
+        """Raises: TfexportError: a phrase that is forbidden in all outputs cannot be read."""
         for text in self.glossary.everywhere if self.glossary else ():
             try:
                 self._forbidden(text)
@@ -77,8 +77,8 @@ class Terminology:
     def most_bytes(self) -> int:
         """The approximate size of the phrases of a list and of the target phrases of the glossary."""
         phrases = self.phrases if isinstance(self.phrases, Sequence) else ()
-        told = sum(len(phrase) for one in phrases for phrase in one)
-        return told + (self.glossary.n_characters if self.glossary else 0)
+        of_lines = sum(len(phrase) for of_line in phrases for phrase in of_line)
+        return of_lines + (self.glossary.n_characters if self.glossary else 0)
 
     def lines(self, pairs: Iterable[tuple[bytes, bytes]], *, has_prefixes: bool) -> Iterator[Line]:
         """The lines of an input.
@@ -93,8 +93,10 @@ class Terminology:
         if self.phrases is not None:
             for pair, phrases in zip_longest(pairs, self.phrases):
                 if pair is None or phrases is None:
-                    one, other = ("input", "phrases") if phrases is None else ("phrases", "input")
-                    raise TfexportError(f"there are more lines of the {one} than of the {other}. Give one for each.")
+                    longer, shorter = ("input", "phrases") if phrases is None else ("phrases", "input")
+                    raise TfexportError(
+                        f"there are more lines of the {longer} than of the {shorter}. Give one for each."
+                    )
                 source, begins = pair
                 yield Line(source, begins, phrases)
         elif self.columns:
@@ -117,7 +119,8 @@ class Terminology:
         if self.keep is None:
             return raw, [Piece(text, False)]
         opens, closes = (mark.encode() for mark in self.keep)
-        rest, pieces, parts = raw, list[Piece](), list[bytes]()
+        pieces, parts = list[Piece](), list[bytes]()
+        rest = raw
         while rest:
             before, mark, rest = rest.partition(opens)
             if opens != closes and closes in before:
@@ -153,8 +156,8 @@ class Terminology:
         length, most = sum(len(phrase.ids) for phrase in required), self.target.config.max_target_length
         if length > most:
             raise Unreadable("invalid_phrases", f"its phrases have {length} ids, the model writes at most {most}")
-        tokenizer, needs_parts = self.target.tokenizer, any(one.is_whole for one in required)
-        needs_parts = needs_parts or any(one.is_attached for one in forbidden)
+        tokenizer, needs_parts = self.target.tokenizer, any(phrase.is_whole for phrase in required)
+        needs_parts = needs_parts or any(phrase.is_attached for phrase in forbidden)
         parts = tokenizer.word_parts if tokenizer is not None and needs_parts else None
         return replace(source, required=tuple(required), forbidden=forbidden, word_parts=parts)
 
@@ -198,12 +201,12 @@ class Terminology:
         if text not in self._terms:
             is_word = kind_of(text[0]) == "run"
             try:
-                found = {self._phrase(text.encode(), "a "): None}
+                phrases = {self._phrase(text.encode(), "a "): None}
                 for before in (before_inside(text), "", attached_to(text)):
                     phrase = self._phrase(text.encode(), before)
-                    if phrase not in found:
-                        found[phrase._replace(is_attached=is_word)] = None
-                self._terms[text] = tuple(found)
+                    if phrase not in phrases:
+                        phrases[phrase._replace(is_attached=is_word)] = None
+                self._terms[text] = tuple(phrases)
             except Unreadable as problem:
                 if problem.status != "unknown_token":
                     raise

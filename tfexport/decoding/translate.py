@@ -91,9 +91,9 @@ class Writer:
     def _line(self, result: Result) -> str:
         if self.format == "jsonl":
             return json_text(self.record(result), ensure_ascii=False)
-        return "\t".join(self._one(hypothesis, result.source) for hypothesis in result.hypotheses)
+        return "\t".join(self._output(hypothesis, result.source) for hypothesis in result.hypotheses)
 
-    def _one(self, hypothesis: Hypothesis, source: Source | None) -> str:
+    def _output(self, hypothesis: Hypothesis, source: Source | None) -> str:
         words = self.aligner.words(hypothesis, source)
         if self.format == "ids":
             line = " ".join(map(str, hypothesis.ids))
@@ -149,13 +149,15 @@ class Writer:
         """The record of a line in `tfexport score --json`."""
         record = self.record(result)
         del record["hypotheses"]
-        for found in result.hypotheses:
-            tokens = {"tokens": self.tokenizer.tokens(found.ids)} if self.tokenizer else {}
-            steps = [round(step, 6) for step in found.token_log_probs]
-            record |= {"log_prob": round(found.log_prob, 6), **tokens, "ids": list(found.ids), "token_log_probs": steps}
+        for output in result.hypotheses:
+            tokens = {"tokens": self.tokenizer.tokens(output.ids)} if self.tokenizer else {}
+            steps = [round(step, 6) for step in output.token_log_probs]
+            record |= {"log_prob": round(output.log_prob, 6), **tokens}
+            record |= {"ids": list(output.ids), "token_log_probs": steps}
         return record
 
     def record(self, result: Result) -> dict[str, object]:
+        """The record of a line in `jsonl`."""
         words = [self.aligner.words(hypothesis, result.source) for hypothesis in result.hypotheses]
         hypotheses = [
             {
@@ -165,8 +167,8 @@ class Writer:
                 "score": round(hypothesis.score, 6),
                 "log_prob": round(hypothesis.log_prob, 6),
                 "finished": hypothesis.finished,
-                **_told("token_log_probs", [round(step, 6) for step in hypothesis.token_log_probs]),
-                **_told("missing", [phrase.text for phrase in hypothesis.missing]),
+                **_unless_empty("token_log_probs", [round(step, 6) for step in hypothesis.token_log_probs]),
+                **_unless_empty("missing", [phrase.text for phrase in hypothesis.missing]),
                 **self.aligner.record(hypothesis, result.source),
             }
             for hypothesis, new in zip(result.hypotheses, words, strict=True)
@@ -176,23 +178,24 @@ class Writer:
         return {**about, "hypotheses": hypotheses}
 
 
-def with_alignments(asked: AlignmentOptions, reader: Reader, writer: Writer) -> tuple[Reader, Writer]:
+def with_alignments(options: AlignmentOptions, reader: Reader, writer: Writer) -> tuple[Reader, Writer]:
     """The reader and the writer, extended for alignments and the replacement of unknown words.
 
     Raises:
         TfexportError: the format of alignments is unknown, or there is no vocabulary or unknown token for replacements.
     """
-    if not asked:
+    if not options:
         return reader, writer
-    if asked.replace_unk and writer.tokenizer is None:
+    if options.replace_unk and writer.tokenizer is None:
         raise TfexportError("the bundle has no target vocabulary to write words in. Leave --replace-unk out.")
-    aligned = AlignmentFormat.parse(asked.alignments) if asked.alignments is not None else None
-    replacement = Replacement.of(writer.config, asked.unk_dictionary) if asked.replace_unk else None
+    aligned = AlignmentFormat.parse(options.alignments) if options.alignments is not None else None
+    replacement = Replacement.of(writer.config, options.unk_dictionary) if options.replace_unk else None
     aligner = Aligner(writer.config.eos_id, aligned, replacement)
     return replace(reader, tells_tokens=True), replace(writer, aligner=aligner)
 
 
-def _told(name: str, values: list[Any]) -> dict[str, list[Any]]:
+def _unless_empty(name: str, values: list[Any]) -> dict[str, list[Any]]:
+    """The field `name` of a JSON record; no field without values."""
     return {name: values} if values else {}
 
 
@@ -268,7 +271,7 @@ def translate(
         for decoded in batches:
             known, readable = under_way.popleft()
             sources = zip(readable.items(), decoded, strict=True)
-            known |= {number: result_of(number, found, source) for (number, source), found in sources}
+            known |= {number: result_of(number, hypotheses, source) for (number, source), hypotheses in sources}
             yield from (known[number] for number in sorted(known))
     if failed:
         raise failed[0]
@@ -309,7 +312,11 @@ def read_window(
     chunk: Iterable[tuple[int, Line]],
     shortlist: Shortlist | None = None,
 ) -> tuple[dict[int, Result], dict[int, Source]]:
-    """The lines of a window by number: results for lines that cannot be decoded, sources for the others."""
+    """Read the lines of a window.
+
+    Returns:
+        By line number: results for the lines that cannot be decoded, and sources for the others.
+    """
     results: dict[int, Result] = {}
     readable: dict[int, Source] = {}
     terms = reader.terms
@@ -341,6 +348,7 @@ def _within(capacity: Capacity, ids: list[int]) -> list[int]:
 
 
 def result_of(number: int, hypotheses: list[Hypothesis], source: Source | None = None) -> Result:
+    """The result of line `number`, with the status that its best hypothesis has."""
     if missing := hypotheses[0].missing:
         named = ", ".join(repr(phrase.text or " ".join(map(str, phrase.ids))) for phrase in missing)
         message = f"the output lacks {named}: the length limit leaves no room for it, or a rule forbids it"

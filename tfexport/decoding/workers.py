@@ -29,7 +29,7 @@ CAN_FORK = sys.platform == "linux"
 SECONDS_TO_END = 5
 """Time limit for the end of the process pool's thread after its processes were killed; it takes some milliseconds."""
 
-Given = TypeVar("Given")
+Value = TypeVar("Value")
 Batch = Sequence[Source | Sequence[int]]
 Outputs = list[list[list[Hypothesis]]]
 """The hypotheses for each source of each batch."""
@@ -135,8 +135,8 @@ class WorkerPool:
             self._submitted(self._pool, os.getpid)
 
     def _submitted(
-        self, pool: ProcessPoolExecutor, function: Callable[..., Given], *arguments: object
-    ) -> Future[Given]:
+        self, pool: ProcessPoolExecutor, function: Callable[..., Value], *arguments: object
+    ) -> Future[Value]:
         others = [] if self._processes else multiprocessing.active_children()
         try:
             return pool.submit(function, *arguments)
@@ -174,6 +174,7 @@ def _search_all(
 
 
 def worker_ended_error() -> TfexportError:
+    """The error for a worker process that was killed."""
     return TfexportError(
         "a worker process ended. The system ends processes when memory runs out. Use fewer --workers, or a smaller "
         "--batch-size."
