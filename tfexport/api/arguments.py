@@ -41,22 +41,22 @@ _NOT_BOTH = "Give strings or lists of tokens, not both."
 
 
 def path_of(name: str, value: Any) -> Path:
-    """Raises: TfexportError if an argument is not a path, or a path that no file can have."""
-    given = os.fspath(value) if isinstance(value, str | os.PathLike) else None
-    if not isinstance(given, str) or not given:
+    """The path of an argument. Raises: TfexportError: it is not a path, or no file can have this path."""
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(path, str) or not path:
         raise _wrong(name, value, "Give a path.")
     try:
-        os.lstat(given)
+        os.lstat(path)
     except ValueError as error:
         raise _wrong(name, value, f"No file can have this name ({error}). Give another.") from error
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             raise _wrong(name, value, "No file can have a name of this length. Give another.") from error
-    return Path(given)
+    return Path(path)
 
 
 def count_of(name: str, value: Any, *, minimum: int = 1, maximum: int | None = None) -> int:
-    """Raises: TfexportError if an argument is not a whole number, or is out of bounds."""
+    """The whole number of an argument. Raises: TfexportError: it is not a whole number, or is out of bounds."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
         raise _wrong(name, value, f"Give a whole number{' above 0' if minimum else ', or 0'}.")
     count = int(value)
@@ -66,14 +66,14 @@ def count_of(name: str, value: Any, *, minimum: int = 1, maximum: int | None = N
 
 
 def flag_of(name: str, value: Any) -> bool:
-    """Raises: TfexportError if an argument is neither True nor False."""
+    """The flag of an argument. Raises: TfexportError: it is neither True nor False."""
     if not isinstance(value, bool):
         raise _wrong(name, value, "Give True or False.")
     return value
 
 
 def tolerance_of(value: Any) -> float | None:
-    """Raises: TfexportError if an argument is neither a number from 0 on nor None."""
+    """The tolerance of an argument. Raises: TfexportError: it is neither a number from 0 on nor None."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < math.inf:
@@ -88,7 +88,7 @@ def names_of(name: str, value: Any, advice: str) -> list[str]:
         TfexportError: the argument is something else, or empty.
     """
     names = [value] if isinstance(value, str) else list(_several(name, value, advice))
-    if not names or not all(isinstance(one, str) for one in names):
+    if not names or not all(isinstance(element, str) for element in names):
         raise _wrong(name, value, advice)
     return names
 
@@ -106,18 +106,18 @@ def require_runtime(runtime: Any, threads: Any) -> None:
         count_of("threads", threads, maximum=MOST_THREADS)
 
 
-def precision_of(given: Any) -> Precision | None:
-    """The precision of a name.
+def precision_of(name: Any) -> Precision | None:
+    """The precision of a name; None for None.
 
     Raises:
         TfexportError: the argument is not a name, or there is no such precision.
     """
-    if given is None:
+    if name is None:
         return None
-    require(str, "precision", given, "Give a string such as int8.")
-    chosen, *more = precisions_of(given, "precision")
+    require(str, "precision", name, "Give a string such as int8.")
+    chosen, *more = precisions_of(name, "precision")
     if more:
-        raise TfexportError(f"a model is loaded in one precision, not {given}. Give one, or load it twice.")
+        raise TfexportError(f"a model is loaded in one precision, not {name}. Give one, or load it twice.")
     return chosen
 
 
@@ -200,7 +200,7 @@ def sources_of(values: Any) -> tuple[list[bytes], InputFormat]:
 
 
 def require_several(values: Any) -> Iterable[Any]:
-    """Raises: TfexportError if the argument is not several sentences."""
+    """The argument, checked. Raises: TfexportError: it is not several sentences."""
     return _several("texts", values, _SOURCES)
 
 
@@ -250,13 +250,13 @@ def id_sources_of(values: Any) -> list[bytes]:
     return lines
 
 
-def group_of(group: type[Group], given: Mapping[str, Any]) -> Group:
-    """The options of a group that are among those `given`.
+def group_of(group: type[Group], options: Mapping[str, Any]) -> Group:
+    """The options of a group. Options of other groups are ignored, and None is the default.
 
     Raises:
         TfexportError: an option has another type, or is out of range.
     """
-    own = {name: given[name] for name in declared(group) if given.get(name) is not None}
+    own = {name: options[name] for name in declared(group) if options.get(name) is not None}
     return group(**checked(group, own))
 
 

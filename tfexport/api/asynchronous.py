@@ -132,10 +132,15 @@ class AsyncTranslation(ScheduledModel):
         most_sentences: int | None = None,
         **options: Any,
     ) -> list[DocumentTranslation]:
-        """`translate_document` of several texts for an event loop; see `translate_async`. More than `most_sentences` are an
-        error.
+        """`translate_document` of several texts for an event loop; see `translate_async`.
 
         Without graphs that return attention, each part of a text between two tags is translated separately.
+
+        Args:
+            most_sentences: the largest number of sentences of all texts.
+
+        Raises:
+            TfexportError: as in `translate_document`, or the texts have more sentences.
         """
         keywords = Keywords.parse(options, DocumentOptions, AlignmentOptions, KeepOptions)
         has_markup = keywords.documents.markup is not None

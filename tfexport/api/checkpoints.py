@@ -94,7 +94,8 @@ def export(
         raise TfexportError("call is for a live module. A file that module names has its own function `call`.")
     place = bundle_beside(path_of("checkpoint", checkpoint)) if directory is None else path_of("directory", directory)
     graphs = {"alignments": flag_of("alignments", alignments), "shortlist": flag_of("shortlist", shortlist)}
-    parity, force, tolerance = flag_of("parity", parity), flag_of("force", force), tolerance_of(tolerance)
+    parity, force = flag_of("parity", parity), flag_of("force", force)
+    tolerance = tolerance_of(tolerance)
     names, automatic = automatic_precisions(",".join(names_of("precision", precision, "Give a string such as int8.")))
     of_budget = {name: described.pop(name) for name in declared(BudgetOptions) if name in described}
     options = ExportedCheckpointOptions(

@@ -31,7 +31,8 @@ class Classifier:
     """The loaded bundle of an encoder classifier, returned by `tfexport.load_classifier`."""
 
     def __init__(self, bundle: Bundle, runtime: ClassifierRuntime, labels: Sequence[str] | None):
-        self._bundle, self._runtime, self.labels = bundle, runtime, labels
+        self._bundle, self._runtime = bundle, runtime
+        self.labels = labels
 
     @property
     def precision(self) -> Precision:

@@ -1,4 +1,4 @@
-"""Texts of many sentences, for the Python API."""
+"""The results of texts with many sentences, for the Python API."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ class DocumentTranslation:
     text: str
     """The document with its sentences replaced by their translations. Sentences without a translation stay unchanged."""
     status: str
-    """`ok`; the first other status of a sentence; `cut` if a sentence was too long for the model, and none has one; `empty`
-    if there is nothing to translate."""
+    """The first status of a sentence that is not `ok`. Without one, `cut` if a sentence was too long for the model, `empty`
+    if there is nothing to translate, else `ok`."""
     message: str
     """A description of the problem; empty if there is none."""
     sentences: tuple[SentenceTranslation, ...]
     """The sentences in the order of the document. All characters between them are copied."""
     alternatives: tuple[str, ...] = ()
-    """With `nbest`: the document with the second output of each sentence, with the third, and so on, without duplicates."""
+    """The documents with the second output of each sentence, with the third, and so on, without duplicates. They need
+    `nbest`."""
 
     def __str__(self) -> str:
         return self.text

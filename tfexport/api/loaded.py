@@ -1,4 +1,4 @@
-"""A bundle that a runtime has loaded: what it is, and the setups and jobs of requests to it."""
+"""A bundle that a runtime has loaded: its properties, and the setups and jobs of requests to it."""
 
 from __future__ import annotations
 

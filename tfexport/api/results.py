@@ -83,30 +83,30 @@ class Translation:
 
 def translation_of(result: Result, writer: Writer) -> Translation:
     """The result of a line in the types of the API."""
-    outputs = tuple(_output(found, result, writer) for found in result.hypotheses)
+    outputs = tuple(_output(hypothesis, result, writer) for hypothesis in result.hypotheses)
     return Translation(result.status, result.message, outputs, result.line)
 
 
 def scored_translation_of(result: Result, writer: Writer) -> Translation:
-    """The same of a search whose whole output is given."""
+    """The result of a line whose output was given and scored, in the types of the API."""
     return translation_of(scored(result), writer)
 
 
-def _output(found: Hypothesis, result: Result, writer: Writer) -> Output:
+def _output(hypothesis: Hypothesis, result: Result, writer: Writer) -> Output:
     has_words = writer.tokenizer is not None
-    words = writer.aligner.words(found, result.source)
+    words = writer.aligner.words(hypothesis, result.source)
     source = result.source.tokens if result.source and result.source.tokens else SourceTokens((), 0, 0)
     return Output(
-        text=writer.text(found.ids, words) if has_words else "",
-        tokens=tuple(writer.tokens(found.ids, words)) if has_words else (),
-        ids=found.ids,
-        score=found.score,
-        log_prob=found.log_prob,
-        finished=found.finished,
-        token_log_probs=found.token_log_probs,
+        text=writer.text(hypothesis.ids, words) if has_words else "",
+        tokens=tuple(writer.tokens(hypothesis.ids, words)) if has_words else (),
+        ids=hypothesis.ids,
+        score=hypothesis.score,
+        log_prob=hypothesis.log_prob,
+        finished=hypothesis.finished,
+        token_log_probs=hypothesis.token_log_probs,
         source_tokens=source.words,
         source_text=(source.start, source.end),
-        alignment=tuple(writer.aligner.pairs(found, result.source)),
-        missing=tuple(phrase.text for phrase in found.missing),
-        attention=found.attention,
+        alignment=tuple(writer.aligner.pairs(hypothesis, result.source)),
+        missing=tuple(phrase.text for phrase in hypothesis.missing),
+        attention=hypothesis.attention,
     )

@@ -10,7 +10,7 @@ from tfexport.errors import TfexportError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from tfexport.commands.output import OutputFile
+    from tfexport.commands.output import OpenOutput
     from tfexport.decoding.documents import DocumentResult
     from tfexport.decoding.job import Job
     from tfexport.decoding.request_options import AlignmentOptions, FormatOptions, PrefixOptions, TermOptions
@@ -82,7 +82,7 @@ def document_results(job: Job, options: InputDocumentOptions, lines: Lines, *, d
 
 
 def write_documents(
-    results: Iterable[DocumentResult], job: Job, options: InputDocumentOptions, out: OutputFile
+    results: Iterable[DocumentResult], job: Job, options: InputDocumentOptions, out: OpenOutput
 ) -> None:
     """Write each unit, with a newline if it is a line."""
     from tfexport.decoding.documents import document_record

@@ -29,8 +29,8 @@ from tfexport.system.regular_files import read_text
 
 
 @dataclass(frozen=True)
-class OutputFile:
-    """An open output."""
+class OpenOutput:
+    """An open output file, or stdout."""
 
     file: TextIO
     done: int
@@ -65,7 +65,7 @@ def files_beside(output: Path) -> tuple[Path, Path]:
 @contextlib.contextmanager
 def writing(
     output: Path | None, about: Mapping[str, Any], *, resume: bool = False, window: int = 1
-) -> Iterator[OutputFile]:
+) -> Iterator[OpenOutput]:
     """Open an output; `about` is everything that its lines depend on, JSON-ready.
 
     With `resume` the output continues after the lines of an earlier run, which may have been killed at any point.
@@ -82,11 +82,11 @@ def writing(
         if resume:
             raise TfexportError("only a file can be resumed. Give the file of the earlier run with -o.")
         with _stdout() as file:
-            yield OutputFile(file, 0)
+            yield OpenOutput(file, 0)
         return
     if output.exists() and not output.is_file():  # such as /dev/null: a file cannot be moved there
         with _failures_told(output, ""), output.open("w", encoding="utf-8", newline="\n") as file:
-            yield OutputFile(file, 0)
+            yield OpenOutput(file, 0)
         return
     partial, notes = files_beside(output)
     with _failures_told(output, f" The lines done so far are in {partial}."):
@@ -106,7 +106,7 @@ def writing(
             own = notes.stat().st_ino
             try:
                 with io.TextIOWrapper(file, encoding="utf-8", newline="\n") as text:
-                    yield OutputFile(text, done)
+                    yield OpenOutput(text, done)
                     text.flush()
                     os.fsync(file.fileno())
                     end_if_asked()
