@@ -52,7 +52,7 @@ def serve(
         Keys.read(server.keys)  # before the bundles, which take longer to load
     options = ServingOptions(**{**server_defaults(runtime.runtime), **scheduling})
     how = HowToLoad(runtime.runtime, runtime.precision, threads, server.certified, options)
-    catalog = Catalog([CatalogEntry.parse(given) for given in bundles], how)
+    catalog = Catalog([CatalogEntry.parse(text) for text in bundles], how)
     try:
         for served in catalog.served:
             if served.uncertified:

@@ -45,41 +45,41 @@ class UnknownModelError(TfexportError):
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """The name and the folder of a bundle in the catalog."""
+    """The name and the folder of a bundle."""
 
     name: str
     directory: Path
 
     @classmethod
-    def parse(cls, given: str) -> CatalogEntry:
-        """Parse `DIR`, which has the name of the folder, or `NAME=DIR`.
+    def parse(cls, text: str) -> CatalogEntry:
+        """Parse `NAME=DIR`, or `DIR`. Without a name, the bundle has the name of its folder.
 
         Raises:
             TfexportError: the name cannot be part of a URL.
         """
-        name, equals, directory = given.partition("=")
+        name, equals, directory = text.partition("=")
         if not equals:
-            directory, name = given, Path(given).resolve().name
+            directory, name = text, Path(text).resolve().name
         if not _NAME.fullmatch(name) or not directory:
             raise TfexportError(
-                f"{given!r} is not a folder with a name. Give NAME=DIR, with letters, digits, dots and dashes in the name."
+                f"{text!r} is not a folder with a name. Give NAME=DIR, with letters, digits, dots and dashes in the name."
             )
         return cls(name, Path(directory))
 
     @property
     def pair(self) -> tuple[str, str] | None:
         """The languages of a name such as `de-en`; None for other names."""
-        found = _PAIR.fullmatch(self.name)
-        return (found["source"], found["target"]) if found else None
+        match = _PAIR.fullmatch(self.name)
+        return (match["source"], match["target"]) if match else None
 
 
 def files_of(directory: Path) -> Files:
     """An identifier of each file of a bundle, which changes when the file is written or replaced; empty without a bundle."""
     try:
-        found = [(path.name, path.stat()) for path in directory.iterdir() if path.is_file()]
+        files = [(path.name, path.stat()) for path in directory.iterdir() if path.is_file()]
     except OSError:
         return frozenset()
-    return frozenset((name, about.st_ino, about.st_size, about.st_mtime_ns) for name, about in found)
+    return frozenset((name, about.st_ino, about.st_size, about.st_mtime_ns) for name, about in files)
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ class HowToLoad:
     def load(self, entry: CatalogEntry) -> Served:
         """Load a bundle and start its workers.
 
-        The bundle is opened once: the certificate is compared with the sums of the files that the runtime has loaded. See
-        `bundle/verified_files.py` for what may change meanwhile.
+        The bundle is opened once, so the certificate is compared with the checksums of the files that the runtime has
+        loaded. See `bundle/verified_files.py` for the files that may change meanwhile.
 
         Raises:
             TfexportError: the bundle cannot be loaded, or lacks a required certificate.
@@ -238,38 +238,33 @@ class Catalog:
         Raises:
             UnknownModelError: no bundle matches, or several do.
         """
-        found = self.served
+        matches = self.served
         if name is not None:
-            found = [one for one in found if one.name == name]
-        source, target = pair
-        if source is not None or target is not None:
-            found = [
-                one
-                for one in found
-                if one.entry.pair and source in (None, one.entry.pair[0]) and target in (None, one.entry.pair[1])
-            ]
-        if len(found) != 1:
+            matches = [served for served in matches if served.name == name]
+        if any(code is not None for code in pair):
+            matches = [served for served in matches if _matches(served.entry.pair, pair)]
+        if len(matches) != 1:
             asked = name or ("-".join(code or "?" for code in pair) if any(pair) else None)
-            there = ", ".join(one.name for one in self.served)
-            problem = f"no bundle here is called {asked}" if not found else "several bundles match"
+            there = ", ".join(served.name for served in self.served)
+            problem = f"no bundle here is called {asked}" if not matches else "several bundles match"
             raise UnknownModelError(f"{problem}. Name one of {there}.")
-        return found[0]
+        return matches[0]
 
     @contextmanager
     def use(self, name: str | None = None, pair: tuple[str | None, str | None] = (None, None)) -> Iterator[Served]:
         """`find` a bundle and hold it until the block ends."""
         with self._lock:
-            found = self.find(name, pair)
-            found.users += 1
-        note_model(found.name, found.bundle.directory)
+            served = self.find(name, pair)
+            served.users += 1
+        note_model(served.name, served.bundle.directory)
         try:
-            yield found
+            yield served
         finally:
             with self._lock:
-                found.users -= 1
-                is_over = found.is_retired and not found.users
+                served.users -= 1
+                is_over = served.is_retired and not served.users
             if is_over:
-                threading.Thread(target=self._end, args=(found,), name="tfexport closes a bundle", daemon=True).start()
+                threading.Thread(target=self._end, args=(served,), name="tfexport closes a bundle", daemon=True).start()
 
     def warm_up(self) -> None:
         """Let all bundles answer a request.
@@ -277,8 +272,8 @@ class Catalog:
         Raises:
             TfexportError: a bundle does not answer.
         """
-        for one in self.served:
-            one.warm_up(self._how.scheduling.workers)
+        for served in self.served:
+            served.warm_up(self._how.scheduling.workers)
 
     def replace(self, name: str) -> Served:
         """Load the folder of a bundle again. Earlier requests are answered by the bundle that they hold.
@@ -310,7 +305,8 @@ class Catalog:
         Raises:
             UnavailableError: the workers of a bundle have ended or hang, and cannot be replaced.
         """
-        ended = [one.name for one in self.served if isinstance(one.model, Model) and not one.model.is_serving]
+        translators = [served for served in self.served if isinstance(served.model, Model)]
+        ended = [served.name for served in translators if not served.translator.is_serving]
         if ended:
             raise UnavailableError(
                 f"the workers of {ended[0]} have ended or hang, and cannot be replaced. Start the server again."
@@ -319,7 +315,7 @@ class Catalog:
     def _end(self, retired: Served) -> None:
         retired.close()
         with self._lock:
-            self._retired = [one for one in self._retired if one is not retired]
+            self._retired = [served for served in self._retired if served is not retired]
         leave_out_of_collections()  # freeze the objects of the new bundle instead of the old one's
 
     def close(self) -> None:
@@ -327,5 +323,10 @@ class Catalog:
         with self._lock:
             self._is_closed = True
             every = [*self._served.values(), *self._retired]
-        for one in every:
-            one.close()
+        for served in every:
+            served.close()
+
+
+def _matches(pair: tuple[str, str] | None, wanted: tuple[str | None, str | None]) -> bool:
+    """Whether a bundle's languages match: a language that is None matches any."""
+    return pair is not None and all(code in (None, own) for own, code in zip(pair, wanted, strict=True))

@@ -27,16 +27,16 @@ def require_rows(served: Served, options: Mapping[str, Any]) -> None:
 
 
 def require_one_line(**texts: str | Sequence[str] | None) -> None:
-    """Raises TfexportError if a sentence has a line break, which models do not know: files have one sentence per line.
+    """Raises TfexportError if a sentence has a line break. Models do not know line breaks: files have a sentence per line.
 
     Args:
         texts: sentences by the names of their fields. White space around them does not count.
     """
-    for name, given in texts.items():
-        several = [given] if isinstance(given, str) else given or []
-        for place, text in enumerate(several):
+    for name, value in texts.items():
+        several = [value] if isinstance(value, str) else value or []
+        for number, text in enumerate(several):
             if _BREAK.search(text.strip()):
-                called = name if isinstance(given, str) else f"{name}.{place}"
+                called = name if isinstance(value, str) else f"{name}.{number}"
                 raise TfexportError(
                     f"{called} has a line break, and a sentence is one line. Send a list of its lines, or use /translate, "
                     "which keeps line breaks."

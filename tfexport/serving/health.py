@@ -40,7 +40,7 @@ def health_router(catalog: Catalog, state: State) -> APIRouter:
 
 
 def _models(catalog: Catalog, status: ServerStatus) -> Models:
-    return Models(status=status, models=[_about(one) for one in catalog.served])
+    return Models(status=status, models=[_about(served) for served in catalog.served])
 
 
 def _about(served: Served) -> ModelInfo:

@@ -8,7 +8,9 @@ from typing import Literal
 
 from tfexport.option import Options, option
 
-_ADDRESS, _MODELS, _LIMITS, _ACCESS, _RUNNING = "Address", "Models", "Limits", "Access", "Operation"
+_ADDRESS, _MODELS = "Address", "Models"
+_LIMITS, _ACCESS = "Limits", "Access"
+_RUNNING = "Operation"
 
 LogFormat = Literal["text", "json"]
 
@@ -112,12 +114,12 @@ class ServerOptions(Options):
 
     def conflicts(self) -> list[str]:
         """Options that exclude each other, in words."""
-        found = super().conflicts()
+        conflicts = super().conflicts()
         if self.rate is not None:
             from limits import parse  # imported only if needed: other commands need no server packages
 
             try:
                 parse(self.rate)
             except ValueError:
-                found.append(f"rate is {self.rate!r}, not such as 10/second")
-        return found
+                conflicts.append(f"rate is {self.rate!r}, not such as 10/second")
+        return conflicts

@@ -91,15 +91,16 @@ def answer_problems(app: FastAPI, on_full: Callable[[QueueFullError, str], None]
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        return Problem(422, "; ".join(_said(one) for one in error.errors()[:3])).response()
+        return Problem(422, "; ".join(_message(problem) for problem in error.errors()[:3])).response()
 
     @app.exception_handler(HTTPException)
     async def _other(_: Request, error: HTTPException) -> JSONResponse:
         return Problem(error.status_code, str(error.detail), dict(error.headers or {})).response()
 
 
-def _said(problem: dict[str, Any]) -> str:
-    place = ".".join(str(part) for part in problem["loc"] if part != "body")
+def _message(problem: dict[str, Any]) -> str:
+    """The message of one of Pydantic's errors, with the field that it is about."""
+    field = ".".join(str(part) for part in problem["loc"] if part != "body")
     own = problem.get("ctx", {}).get("error") if problem["type"] == "value_error" else None
-    said = str(own or problem["msg"])
-    return f"{place}: {said}" if place else said
+    message = str(own or problem["msg"])
+    return f"{field}: {message}" if field else message

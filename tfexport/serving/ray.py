@@ -37,7 +37,9 @@ threads without the threads that release them."""
 Group = TypeVar("Group")
 
 
-class _Given(BaseSettings):
+class _Settings(BaseSettings):
+    """The base class of `Arguments`, whose fields may also come from the environment."""
+
     model_config = SettingsConfigDict(env_prefix="TFEXPORT_SERVE_", enable_decoding=False, extra="forbid")
 
     bundles: list[str] = Field(min_length=1, description="Bundles as DIR or NAME=DIR, separated by commas.")
@@ -52,8 +54,8 @@ class _Given(BaseSettings):
 
     def of(self, group: type[Group]) -> Group:
         """The options of a group."""
-        given = {name: getattr(self, name) for name in declared(group) if name not in OF_RAY}
-        return group(**checked(group, {name: value for name, value in given.items() if value is not None}))
+        values = {name: getattr(self, name) for name in declared(group) if name not in OF_RAY}
+        return group(**checked(group, {name: value for name, value in values.items() if value is not None}))
 
 
 def _is_list(hint: Any) -> bool:
@@ -66,7 +68,7 @@ _fields = option_fields(ReplicaOptions, ServerOptions, RuntimeOptions, ServingOp
 for _name in OF_RAY:
     del _fields[_name]
 
-Arguments = create_model("Arguments", __base__=_Given, **_fields)  # type: ignore[call-overload]
+Arguments = create_model("Arguments", __base__=_Settings, **_fields)  # type: ignore[call-overload]
 """The arguments of `app`: `bundles`, `threads`, and every option of the groups."""
 
 
@@ -85,7 +87,7 @@ class Replica:
 
     def metrics(self) -> dict[str, dict[str, object]]:
         """The metrics of each bundle's scheduler in this replica: `serve.get_app_handle("default").metrics.remote()`."""
-        models = {one.name: one.model for one in self.app.state.catalog.served}
+        models = {served.name: served.model for served in self.app.state.catalog.served}
         return {name: model.serving_metrics() for name, model in models.items() if isinstance(model, Model)}
 
     def __del__(self) -> None:
@@ -99,11 +101,11 @@ def app(arguments: Arguments) -> Application:  # type: ignore[valid-type]
     Raises:
         TfexportError: an option is out of range, or a bundle has no usable name.
     """
-    given: Any = arguments
-    entries = [_absolute(CatalogEntry.parse(one)) for one in given.bundles]
-    server, runtime = given.of(ServerOptions), given.of(RuntimeOptions)
-    scheduling = replace(given.of(ServingOptions), worker_kind="threads")
-    how = HowToLoad(runtime.runtime, runtime.precision, given.threads, server.certified, scheduling)
+    settings: Any = arguments
+    entries = [_absolute(CatalogEntry.parse(text)) for text in settings.bundles]
+    server, runtime = settings.of(ServerOptions), settings.of(RuntimeOptions)
+    scheduling = replace(settings.of(ServingOptions), worker_kind="threads")
+    how = HowToLoad(runtime.runtime, runtime.precision, settings.threads, server.certified, scheduling)
 
     def build() -> FastAPI:
         return _application(entries, how, server)
@@ -117,15 +119,16 @@ def deployment_options(arguments: Arguments) -> dict[str, Any]:  # type: ignore[
     Raises:
         TfexportError: an option is out of range, or two of them exclude each other.
     """
-    given: Any = arguments
-    options = given.of(ReplicaOptions)
+    settings: Any = arguments
+    options = settings.of(ReplicaOptions)
     scale: dict[str, Any] = {"num_replicas": options.replicas}
     if options.max_replicas is not None:
         limits = {"min_replicas": options.replicas, "max_replicas": options.max_replicas}
         scale = {"autoscaling_config": {**limits, "target_ongoing_requests": options.target_ongoing_requests}}
+    cpus = options.num_cpus or settings.of(ServingOptions).workers * (settings.threads or 1)
     return {
         **scale,
-        "ray_actor_options": {"num_cpus": options.num_cpus or given.of(ServingOptions).workers * (given.threads or 1)},
+        "ray_actor_options": {"num_cpus": cpus},
         "max_ongoing_requests": options.max_ongoing_requests,
         "max_queued_requests": options.max_queued_requests,
         "graceful_shutdown_timeout_s": options.shutdown_timeout,

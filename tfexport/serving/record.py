@@ -21,7 +21,7 @@ class Record:
     model: str | None = None
     """The bundle of the request."""
     folder: str | None = None
-    """The folder of the bundle, which clients are not told."""
+    """The folder of the bundle. Messages to clients do not have it."""
     key: str | None = None
     """The name of the request's key."""
     is_gone: bool = False
@@ -32,9 +32,9 @@ class Record:
 current_record: ContextVar[Record | None] = ContextVar("tfexport request", default=None)
 
 
-def request_id(given: str | None) -> str:
+def request_id(header: str | None) -> str:
     """The client's id if it is safe in a log, otherwise a new one. It is not secret, so it uses no slow system call."""
-    return given if given is not None and _ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
+    return header if header is not None and _ID.fullmatch(header) else f"{random.getrandbits(128):032x}"
 
 
 def note_model(name: str, folder: Path) -> None:

@@ -22,7 +22,8 @@ class Reloader:
     """
 
     def __init__(self, catalog: Catalog, metrics: Metrics, seconds: float):
-        self._catalog, self._metrics, self._seconds = catalog, metrics, seconds
+        self._catalog, self._metrics = catalog, metrics
+        self._seconds = seconds
         self._asked, self._is_over = threading.Event(), False
         self._seen: dict[str, Files] = {}
         self._refused: dict[str, Files] = {}

@@ -34,7 +34,7 @@ from tfexport.serving.telemetry.metrics import Metrics
 from tfexport.system.processes import leave_out_of_collections
 
 OTHER_FILES = 256
-"""Open files besides connections: of models, workers and the system."""
+"""The number of open files besides connections: of models, workers and the system."""
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -47,7 +47,8 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, state: State, delay: float, reloader: Reloader | None):
         super().__init__(config)
-        self._state, self._delay, self._reloader = state, delay, reloader
+        self._state, self._reloader = state, reloader
+        self._delay = delay
         self._exit_at: float | None = None
         self._checks: asyncio.Task[None] | None = None
         self.signal: int | None = None

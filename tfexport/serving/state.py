@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tfexport.errors import QueueFullError
 
@@ -14,10 +14,22 @@ ServerStatus = Literal["ready", "draining"]
 PAUSE = 0.05
 """Seconds in which requests are rejected unread after a scheduler rejected one. The scheduler's queue has about a second
 of work, and does not run empty in this time."""
-
-
 MOST_FULL = 4096
-"""Clients whose rejections are remembered. Older ones are forgotten, and their next requests are read."""
+"""The number of clients whose rejections are kept. Beyond it all are forgotten, and the next requests of clients are read."""
+
+
+class Rejection(NamedTuple):
+    """The last rejection of a client's request by a scheduler. The error object itself would keep its stack frames, and so
+    the request, alive."""
+
+    message: str
+    retry_after: float
+    """The seconds after which the client may try again."""
+    until: float
+    """The monotonic time until which further requests of the client are rejected unread."""
+
+
+NO_REJECTION = Rejection("", 0.0, 0.0)
 
 
 @dataclass
@@ -29,24 +41,27 @@ class State:
     active: int = 0
     """The number of requests that are being answered."""
     active_of: Counter[str] = field(default_factory=Counter)
-    """The same by client."""
+    """The number of requests that are being answered, by client."""
     held: int = 0
-    """The bytes that the bodies of these requests may have."""
+    """The number of bytes that the bodies of these requests may have."""
     held_of: Counter[str] = field(default_factory=Counter)
-    """The same by client."""
+    """The number of bytes that the bodies of these requests may have, by client."""
     unanswered: int = 0
     """The number of requests that were cancelled at the end of the server."""
 
-    full: dict[str, tuple[str, float, float]] = field(default_factory=dict)
-    """By client, the message and the seconds of the last rejection by a scheduler, and the time until which further requests
-    are rejected because of it. The error object itself would keep its stack frames and the request alive."""
+    full: dict[str, Rejection] = field(default_factory=dict)
+    """The last rejection of each client by a scheduler."""
 
     def begin(self, client: str, size: int = 0) -> None:
-        """Count a request that is being answered, whose body may have so many bytes."""
+        """Count a request that is being answered.
+
+        Args:
+            size: the number of bytes that its body may have.
+        """
         self._count(client, 1, size)
 
     def end(self, client: str, size: int = 0) -> None:
-        """The request is answered."""
+        """Count a request as answered."""
         self._count(client, -1, -size)
 
     def _count(self, client: str, requests: int, size: int) -> None:
@@ -62,13 +77,15 @@ class State:
         if not error.bulk:
             if len(self.full) >= MOST_FULL:
                 self.full.clear()
-            self.full[client] = (str(error), error.retry_after, time.monotonic() + PAUSE)
+            self.full[client] = Rejection(str(error), error.retry_after, time.monotonic() + PAUSE)
 
     def repeated_refusal(self, client: str = "") -> QueueFullError | None:
-        """The error with which a scheduler rejected a request of this client in the last moment, if any. It is repeated to
-        the client's next requests, which are not read: under heavy overload the server would do little else."""
-        message, seconds, until = self.full.get(client, ("", 0.0, 0.0))
-        return QueueFullError(message, seconds) if time.monotonic() < until else None
+        """The error for a request of a client that is rejected unread, if any. Reading a request takes a fraction of the
+        time of a translation, and under heavy overload the server would do little else."""
+        rejection = self.full.get(client, NO_REJECTION)
+        if time.monotonic() >= rejection.until:
+            return None
+        return QueueFullError(rejection.message, rejection.retry_after)
 
     @property
     def status(self) -> ServerStatus:

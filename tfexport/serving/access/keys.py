@@ -62,11 +62,11 @@ class Keys:
         """The name of a key's owner; None for an unknown key. The time does not depend on how much of a key was guessed."""
         if key is None:
             return None
-        given, found = _digest(key), None
+        own, owner = _digest(key), None
         for digest, name in self._names.items():
-            if secrets.compare_digest(digest, given):
-                found = name
-        return found
+            if secrets.compare_digest(digest, own):
+                owner = name
+        return owner
 
 
 def _digest(key: str) -> bytes:
@@ -76,18 +76,18 @@ def _digest(key: str) -> bytes:
 def key_in_headers(headers: Mapping[str, str]) -> str | None:
     """The key of `Authorization: Bearer KEY` or `X-API-Key: KEY`, in UTF-8."""
     kind, _, key = headers.get("authorization", "").partition(" ")
-    given = key.strip() if kind.lower() == "bearer" else headers.get("x-api-key")
+    text = key.strip() if kind.lower() == "bearer" else headers.get("x-api-key")
     # Starlette decodes the bytes of headers as Latin-1.
-    return None if given is None else given.encode("latin-1").decode("utf-8", "surrogateescape")
+    return None if text is None else text.encode("latin-1").decode("utf-8", "surrogateescape")
 
 
 async def key_in_body(scope: Scope, body: bytes) -> str | None:
     """The `api_key` in JSON or in a form, as LibreTranslate's clients send it."""
     kind = Request(scope).headers.get("content-type", "").partition(";")[0].strip().lower()
-    found: object
+    key: object
     if kind == "application/x-www-form-urlencoded":
         try:
-            found = dict(form_pairs(body)).get("api_key")
+            key = dict(form_pairs(body)).get("api_key")
         except TfexportError:
             return None
     elif kind == "multipart/form-data":
@@ -96,13 +96,13 @@ async def key_in_body(scope: Scope, body: bytes) -> str | None:
             return {"type": "http.request", "body": body, "more_body": False}
 
         try:
-            found = (await Request(scope, receive).form(max_files=0, max_fields=MOST_FIELDS)).get("api_key")
+            key = (await Request(scope, receive).form(max_files=0, max_fields=MOST_FIELDS)).get("api_key")
         except Exception:  # not a form, or python-multipart is missing, and then no route reads forms
             return None
     else:
         try:
-            given = json.loads(body)
+            document = json.loads(body)
         except (ValueError, RecursionError):
             return None
-        found = given.get("api_key") if isinstance(given, dict) else None
-    return found if isinstance(found, str) else None
+        key = document.get("api_key") if isinstance(document, dict) else None
+    return key if isinstance(key, str) else None

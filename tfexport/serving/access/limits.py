@@ -32,7 +32,7 @@ from tfexport.serving.state import State
 from tfexport.serving.telemetry.metrics import Metrics
 
 BODIES = 64
-"""The largest bodies that the server holds at once. Smaller bodies are as many as have the same size."""
+"""The number of largest bodies whose bytes the server may hold at once. Of smaller bodies it holds more."""
 WITH_KEY = ("/metrics",)
 """GET routes that need a key."""
 
@@ -57,10 +57,11 @@ class Refusals:
     """
 
     def __init__(self, state: State, catalog: Catalog, keys: Keys | None):
-        self._state, self._catalog, self._keys = state, catalog, keys
+        self._state, self._catalog = state, catalog
+        self._keys = keys
 
     def client(self, headers: Mapping[str, str], address: str) -> str:
-        """The name of a client: that of its key, or its network address. Clients share the server."""
+        """The name of a client: the name of its key, or its network address. Clients share the server."""
         name = self._keys.name_of(key_in_headers(headers)) if self._keys is not None else None
         return name or network_of(address)
 
@@ -69,13 +70,13 @@ class Refusals:
         return self.of(self.client(Headers(raw=headers), address)) if self._state.full else None
 
     def of(self, client: str) -> QueueFullError | None:
-        """The reason, if any. With several bundles there is none: another one may have room."""
+        """The reason to reject a request of a client, if any. With several bundles there is none: another may have room."""
         full = self._state.repeated_refusal(client)
         return full if full is not None and len(self._catalog.served) == 1 else None
 
 
 def _size_of(headers: Headers, most: int) -> int:
-    """The bytes that a body may have: its length, or the largest one if the request does not say it."""
+    """The number of bytes that a body may have: its declared length, at most `most`, or `most` without a declared length."""
     length = headers.get("content-length", "")
     if length.isdecimal() and len(length) < 20:
         return min(int(length), most)
@@ -89,15 +90,15 @@ class Rate:
         self._item, self._limiter = parse(rate), SlidingWindowCounterRateLimiter(MemoryStorage())
 
     async def wait_of(self, client: str) -> float:
-        """Count a request. Returns 0 if it is accepted, otherwise the seconds until the next is."""
+        """Count a request. Returns 0 if it is accepted, otherwise the seconds until the next one is."""
         if await self._limiter.hit(self._item, client):
             return 0.0
-        found = await self._limiter.get_window_stats(self._item, client)
-        return max(1.0, found.reset_time - time.time())
+        window = await self._limiter.get_window_stats(self._item, client)
+        return max(1.0, window.reset_time - time.time())
 
 
 class Limits:
-    """ASGI middleware.
+    """The ASGI middleware of these checks.
 
     Args:
         keys: the keys; None if no key is needed.
@@ -113,8 +114,9 @@ class Limits:
         keys: Keys | None,
         refusals: Refusals,
     ):
-        self._app, self._options, self._state, self._metrics, self._keys = app, options, state, metrics, keys
-        self._refusals = refusals
+        self._app, self._options = app, options
+        self._state, self._metrics = state, metrics
+        self._keys, self._refusals = keys, refusals
         self._large = LargeRequests()
         self._rate = Rate(options.rate) if options.rate else None
 
@@ -184,12 +186,12 @@ class Limits:
         check_host(headers, self._options.allowed_hosts or (ANY,), scope["http_version"])
         if not looks:
             check_origin(headers, origins_of(self._options))
-        given = key_in_headers(headers)
-        name = self._keys.name_of(given) if self._keys is not None else None
+        key = key_in_headers(headers)
+        name = self._keys.name_of(key) if self._keys is not None else None
         if not looks and (name is not None or self._keys is None):
             await self._count(client)  # first, so that a client over its rate need not send its body
         needs_key = self._keys is not None and (not looks or scope["path"] in WITH_KEY)
-        if needs_key and name is None and (given is not None or looks):
+        if needs_key and name is None and (key is not None or looks):
             await self._count(client)
             raise unknown_key()
         return name
@@ -212,7 +214,7 @@ class Limits:
             record.key, record.usage.client = name, name or client
 
     async def _key_of_body(self, scope: Scope, body: bytes, *, needs_key: bool) -> str | None:
-        """Check the values of a body. The name of the key in it, if it needs one."""
+        """Check the values of a body, and return the name of the key in it if `needs_key`."""
         await check_values(scope, body)
         if not needs_key or self._keys is None:
             return None

@@ -1,4 +1,4 @@
-"""Which names and which web pages may reach the server.
+"""Checks of the host names and of the web pages that may reach the server.
 
 A web page of any origin can make a visitor's browser send a form or plain text to a server on the visitor's machine or
 network, and can make its own name resolve to that machine (DNS rebinding). Browsers send both names: `Host` is the server
@@ -33,8 +33,8 @@ def hosts_of(options: ServerOptions) -> tuple[str, ...]:
     """
     if not options.allowed_hosts:
         return (options.host.lower(), "localhost") if is_loopback(options.host) else (ANY,)
-    given = ((name, "" if "/" in name else _host_of(f"//{name}")[0]) for name in options.allowed_hosts)
-    names = tuple(name if name == ANY else host for name, host in given)
+    hosts = ((name, "" if "/" in name else _host_of(f"//{name}")[0]) for name in options.allowed_hosts)
+    names = tuple(name if name == ANY else host for name, host in hosts)
     if "" in names:
         wrong = options.allowed_hosts[names.index("")]
         raise TfexportError(f"--allowed-host {wrong!r} is not a host name. Give it as in example.org, or * for all.")
@@ -47,17 +47,17 @@ def origins_of(options: ServerOptions) -> tuple[str, ...]:
 
 
 def check_host(headers: Headers, allowed: Collection[str], http_version: str) -> None:
-    """Raise HTTPException unless a request has one `Host` (RFC 9112, 3.2), and it is an allowed one."""
-    given = headers.getlist("host")
-    if len(given) > 1 or (not given and http_version == "1.1"):
-        raise HTTPException(400, f"this request has {len(given)} Host headers. Send one.")
-    if not given or ANY in allowed:
+    """Raise HTTPException unless a request has one `Host` (RFC 9112, 3.2), which is allowed."""
+    hosts = headers.getlist("host")
+    if len(hosts) > 1 or (not hosts and http_version == "1.1"):
+        raise HTTPException(400, f"this request has {len(hosts)} Host headers. Send one.")
+    if not hosts or ANY in allowed:
         return
-    name = _host_of(f"//{given[0]}")[0]
+    name = _host_of(f"//{hosts[0]}")[0]
     if name not in allowed and not (is_loopback(name) and any(map(is_loopback, allowed))):
         raise HTTPException(
             421,
-            f"this server does not answer for the host {given[0]!r}. Call it by another name, or start it with "
+            f"this server does not answer for the host {hosts[0]!r}. Call it by another name, or start it with "
             f"--allowed-host {name or 'NAME'}.",
         )
 

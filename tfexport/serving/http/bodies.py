@@ -44,7 +44,8 @@ async def read_body(scope: Scope, receive: Receive, *, most: int, seconds: float
         raise too_large  # the client waits for `100 Continue`
     try:
         async with asyncio.timeout(seconds):
-            parts, size, more = list[bytes](), 0, True
+            parts, size = list[bytes](), 0
+            more = True
             while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
@@ -93,7 +94,8 @@ async def run_while_there(app: ASGIApp, scope: Scope, body: bytes, receive: Rece
 
     FastAPI itself would continue, and notice only when it sends the response.
     """
-    has_body, gone, is_complete = False, asyncio.Event(), False
+    has_body = is_complete = False
+    gone = asyncio.Event()
 
     async def replayed() -> Message:
         nonlocal has_body

@@ -122,7 +122,8 @@ class Connection(HttpToolsProtocol):
     ):
         super().__init__(**uvicorn)
         self.parser = _Parser(self)
-        self._options, self._metrics, self._addresses, self._refusal = options, metrics, addresses, refusal
+        self._options, self._metrics = options, metrics
+        self._addresses, self._refusal = addresses, refusal
         self._refused: bytes | None = None
         """The response to a request whose body has not arrived yet."""
         self._counted: _Counted | None = None
@@ -291,7 +292,8 @@ class Connection(HttpToolsProtocol):
             super().on_message_complete()
             return
         assert self._counted is not None
-        answer, self._refused, self._headers_since = self._refused, None, None
+        answer = self._refused
+        self._refused = self._headers_since = None
         self._metrics.refused.labels("queue").inc()
         self._counted.write(answer)
         if not self.parser.should_keep_alive():

@@ -13,9 +13,9 @@ from tfexport.errors import TfexportError
 MOST_FIELDS = 100
 """The largest number of fields of a form."""
 BLOCK = 64 * 1024
-"""Bytes of a form that are decoded at once."""
+"""The number of bytes of a form that are decoded at once."""
 TEXT = "q"
-"""The field that may be there several times."""
+"""The field that a form may repeat."""
 
 
 async def fields_of(request: Request) -> dict[str, Any]:
@@ -28,12 +28,12 @@ async def fields_of(request: Request) -> dict[str, Any]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json")):
         try:
-            given = await request.json()
+            document = await request.json()
         except (ValueError, RecursionError) as error:  # ValueError: also for invalid UTF-8 and numbers
             raise TfexportError(f"Invalid request: the body is not JSON ({error}). Correct it.") from None
-        if not isinstance(given, dict):
+        if not isinstance(document, dict):
             raise TfexportError("Invalid request: the JSON is not an object. Send fields with names.")
-        return given
+        return document
     if kind == "application/x-www-form-urlencoded":
         return _fields([*request.query_params.multi_items(), *form_pairs(await request.body())])
     async with request.form(max_fields=MOST_FIELDS) as form:

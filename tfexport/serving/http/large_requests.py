@@ -21,9 +21,9 @@ from typing import Any, TypeVar
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LARGE = 8 * 1024
-"""Bytes of a body from which it is a large request. Smaller ones take less than some milliseconds."""
+"""The smallest number of bytes in the body of a large request. Smaller bodies take at most some milliseconds."""
 AT_ONCE = 4
-"""Large requests of one client at once."""
+"""The number of large requests of a client that run at once."""
 
 Result = TypeVar("Result")
 

@@ -16,13 +16,13 @@ def describe_bodies(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> None:
 
     def openapi() -> dict[str, Any]:
         is_new = app.openapi_schema is None
-        found = original()
+        description = original()
         if is_new:
             _, definitions = models_json_schema(
                 [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
             )
-            found["components"]["schemas"].update(definitions["$defs"])
-        return found
+            description["components"]["schemas"].update(definitions["$defs"])
+        return description
 
     app.openapi = openapi  # type: ignore[method-assign]
 

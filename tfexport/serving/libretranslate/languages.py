@@ -33,21 +33,22 @@ def name_of(code: str) -> str:
 
 def pairs(catalog: Catalog) -> dict[tuple[str, str], str]:
     """The names of the bundles by pairs of languages (source, target)."""
+    translators = [served for served in catalog.served if not served.bundle.config.is_classifier]
     return {
-        (client_code(one.entry.pair[0]), client_code(one.entry.pair[1])): one.name
-        for one in catalog.served
-        if one.entry.pair and not one.bundle.config.is_classifier
+        (client_code(pair[0]), client_code(pair[1])): served.name
+        for served in translators
+        if (pair := served.entry.pair) is not None
     }
 
 
 def languages(known: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
     """The target languages of each source or target language, in order."""
-    found: dict[str, list[str]] = {}
+    targets: dict[str, list[str]] = {}
     for source, target in known:
-        found.setdefault(source, []).append(target)
+        targets.setdefault(source, []).append(target)
     for _, target in known:
-        found.setdefault(target, [])
-    return found
+        targets.setdefault(target, [])
+    return targets
 
 
 def resolve(catalog: Catalog, source: str, target: str) -> tuple[str, str]:
@@ -56,7 +57,8 @@ def resolve(catalog: Catalog, source: str, target: str) -> tuple[str, str]:
     Raises:
         TfexportError: there is no such bundle, or the source is `auto` and several sources have this target.
     """
-    known, source, target = pairs(catalog), client_code(source), client_code(target)
+    source, target = client_code(source), client_code(target)
+    known = pairs(catalog)
     there = languages(list(known))
     for code in (source, target):
         if code not in there and not (code == source == AUTO):
@@ -67,7 +69,7 @@ def resolve(catalog: Catalog, source: str, target: str) -> tuple[str, str]:
             f"There are {', '.join(map('-'.join, known))}."
         )
     if source == AUTO:
-        sources = [one for one, other in known if other == target]
+        sources = [code for code, other in known if other == target]
         if len(sources) != 1:
             raise TfexportError(
                 f"this server does not detect languages, and {len(sources)} of them have the target {target}. "

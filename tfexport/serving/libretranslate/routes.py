@@ -72,8 +72,8 @@ def libretranslate_router(catalog: Catalog, *, needs_key: bool = False) -> APIRo
             answer["detectedLanguage"] = [Detected(confidence=0, language=source)] * len(texts)
         if isinstance(asked.q, str):
             answer = {name: several[0] for name, several in answer.items()}
-        found = LibreResponse(**answer)
-        return Response(found.model_dump_json(exclude_unset=True), media_type="application/json")
+        response = LibreResponse(**answer)
+        return Response(response.model_dump_json(exclude_unset=True), media_type="application/json")
 
     @router.get("/languages", response_model=list[Language])
     async def libre_languages() -> list[Language]:
@@ -125,7 +125,7 @@ async def _translated(served: Served, texts: Sequence[str], asked: LibreRequest,
     kind, most = ("HTML", MOST_HTML) if asked.format == "html" else ("text", MOST_TEXT)
     if size > most:
         raise TfexportError(f"the {kind} has {size:,} characters, above {most:,}. Send it in several requests.")
-    found = await served.translator.translate_documents_async(
+    documents = await served.translator.translate_documents_async(
         texts,
         language=source,
         markup="html" if asked.format == "html" else None,
@@ -133,14 +133,14 @@ async def _translated(served: Served, texts: Sequence[str], asked: LibreRequest,
         most_sentences=MOST_SENTENCES,
         **_options(served, asked.alternatives),
     )
-    for number, one in enumerate(found):
-        failed = [sentence for sentence in one.sentences if not sentence.translation.hypotheses]
+    for number, document in enumerate(documents):
+        failed = [sentence for sentence in document.sentences if not sentence.translation.hypotheses]
         if failed:  # an error, because a missing sentence would not be noticed
             place = "" if isinstance(asked.q, str) else f"q.{number}, "
             first, reason = failed[0], failed[0].translation.message or failed[0].translation.status
             shown = f"characters {first.start} to {first.end}, {first.source[:40]!r}"
             raise TfexportError(f"{place}{shown} cannot be translated: {reason}.")
-    return [[one.text, *one.alternatives] for one in found]
+    return [[document.text, *document.alternatives] for document in documents]
 
 
 def _options(served: Served, alternatives: int) -> dict[str, Any]:

@@ -26,13 +26,13 @@ class LibreRequest(BaseModel):
 
     @field_validator("q")
     @classmethod
-    def _whole_characters(cls, given: str | list[str]) -> str | list[str]:
+    def _whole_characters(cls, texts: str | list[str]) -> str | list[str]:
         try:
-            for text in [given] if isinstance(given, str) else given:
+            for text in [texts] if isinstance(texts, str) else texts:
                 text.encode()
         except UnicodeEncodeError:  # JSON can contain lone surrogates, which no response can repeat
             raise ValueError("it has a lone surrogate, which is not text") from None
-        return given
+        return texts
 
 
 class DetectRequest(BaseModel):
@@ -92,21 +92,21 @@ class FrontendSettings(BaseModel):
     supportedFilesFormat: list[str]
 
 
-def read(kind: type[BaseModel], given: dict[str, Any]) -> Any:
+def read(kind: type[BaseModel], fields: dict[str, Any]) -> Any:
     """Parse a client's request. Empty fields count as missing, as in LibreTranslate.
 
     Raises:
         TfexportError: the request does not match the schema.
     """
-    told = {name: value for name, value in given.items() if value not in (None, "", [])}
+    present = {name: value for name, value in fields.items() if value not in (None, "", [])}
     try:
-        return kind.model_validate(told)
+        return kind.model_validate(present)
     except ValidationError as error:
         first = error.errors()[0]
         name = first["loc"][0] if first["loc"] else "?"
         if first["type"] == "missing":
-            hint = " JSON goes with the header Content-Type: application/json." if not set(told) & {"q"} else ""
+            hint = " JSON goes with the header Content-Type: application/json." if not set(present) & {"q"} else ""
             raise TfexportError(f"Invalid request: missing {name} parameter.{hint}") from None
         if name == "format":
-            raise TfexportError(f"{str(told['format'])[:20]} format is not supported. Use text or html.") from None
+            raise TfexportError(f"{str(present['format'])[:20]} format is not supported. Use text or html.") from None
         raise TfexportError(f"Invalid request: {name}: {first['msg']}.") from None

@@ -42,8 +42,8 @@ class TextFormatter(logging.Formatter):
 
 def log(logger: logging.Logger, message: str, fields: Mapping[str, object], level: int = logging.INFO) -> None:
     """Log a record with fields, without those that are None."""
-    told = {name: value for name, value in fields.items() if value is not None}
-    logger.log(level, message, extra={FIELDS: told})
+    present = {name: value for name, value in fields.items() if value is not None}
+    logger.log(level, message, extra={FIELDS: present})
 
 
 def log_config(form: LogFormat) -> dict[str, Any]:

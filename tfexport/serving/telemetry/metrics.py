@@ -91,38 +91,38 @@ class _Schedulers(Collector):
         self._catalog = catalog
 
     def collect(self) -> Iterable[Metric]:
-        served = self._catalog.served
+        bundles = self._catalog.served
         info = InfoMetricFamily("tfexport_bundle", "Bundles that are served.", labels=["model"])
-        for one in served:
+        for served in bundles:
             about = {
-                "runtime": one.runtime,
-                "precision": one.precision,
-                "certified": str(one.uncertified is None).lower(),
-                "confirmed": str(one.bundle.origin.confirmation.is_confirmed).lower(),
+                "runtime": served.runtime,
+                "precision": served.precision,
+                "certified": str(served.uncertified is None).lower(),
+                "confirmed": str(served.bundle.origin.confirmation.is_confirmed).lower(),
             }
-            info.add_metric([one.name], about)
+            info.add_metric([served.name], about)
         yield info
-        found = {one.name: _counted(one) for one in served if isinstance(one.model, Model)}
+        counts = {served.name: _counted(served) for served in bundles if isinstance(served.model, Model)}
         outcomes = CounterMetricFamily(
             "tfexport_requests", "Requests by what became of them.", labels=["model", "outcome"]
         )
-        for name, counted in found.items():
+        for name, counted in counts.items():
             for outcome in OUTCOMES:
                 outcomes.add_metric([name, outcome], counted[outcome])
         yield outcomes
         for field, (called, help) in GAUGES.items():
             gauge = GaugeMetricFamily(f"tfexport_{called}", help, labels=["model"])
-            for name, counted in found.items():
+            for name, counted in counts.items():
                 gauge.add_metric([name], counted[field])
             yield gauge
         for field, (called, help) in COUNTERS.items():
             counter = CounterMetricFamily(f"tfexport_{called}", help, labels=["model"])
-            for name, counted in found.items():
+            for name, counted in counts.items():
                 counter.add_metric([name], counted[field])
             yield counter
         for field, help in HISTOGRAMS.items():
             histogram = HistogramMetricFamily(f"tfexport_{field}", help, labels=["model"])
-            for name, counted in found.items():
+            for name, counted in counts.items():
                 histogram.add_metric([name], _buckets(counted[field]), counted[field]["sum"])
             yield histogram
 
@@ -134,8 +134,8 @@ def _counted(served: Served) -> dict[str, Any]:
 
 def _buckets(counted: dict[str, Any]) -> list[tuple[str, float]]:
     """Cumulative buckets: Prometheus counts the values up to each bound."""
-    total, found = 0, list[tuple[str, float]]()
+    total, buckets = 0, list[tuple[str, float]]()
     for bound, count in zip([*map(str, counted["bounds"]), "+Inf"], counted["counts"], strict=True):
         total += count
-        found.append((bound, float(total)))
-    return found
+        buckets.append((bound, float(total)))
+    return buckets

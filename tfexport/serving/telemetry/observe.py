@@ -37,14 +37,15 @@ class _Answer:
 
 
 class Observe:
-    """ASGI middleware.
+    """The ASGI middleware that observes requests.
 
     Args:
         addresses: the paths of the server's routes. Requests that were refused have no route.
     """
 
     def __init__(self, app: ASGIApp, *, state: State, metrics: Metrics, addresses: Collection[str]):
-        self._app, self._state, self._metrics = app, state, metrics
+        self._app = app
+        self._state, self._metrics = state, metrics
         self._addresses = frozenset(addresses)
         self._patterns = [(compile_path(address)[0], address) for address in self._addresses if "{" in address]
 
@@ -57,7 +58,7 @@ class Observe:
         current_record.set(record)
         usage.current.set(record.usage)
 
-        async def told(message: Message) -> None:
+        async def send_observed(message: Message) -> None:
             if message["type"] == "http.response.start":
                 answer.status = message["status"]
                 headers = MutableHeaders(scope=message)
@@ -67,17 +68,17 @@ class Observe:
             await send(message)
 
         try:
-            await self._app(scope, receive, told)
+            await self._app(scope, receive, send_observed)
         except asyncio.CancelledError:  # uvicorn no longer waits
             self._state.unanswered += 1
             if answer.status:
                 raise
-            await ENDED.response()(scope, receive, told)
+            await ENDED.response()(scope, receive, send_observed)
         except Exception:
             NOTES.exception("request %s failed", record.id)
             if answer.status:
                 raise
-            await FAULT.response()(scope, receive, told)
+            await FAULT.response()(scope, receive, send_observed)
         finally:
             self._note(scope, record, answer.status or CLIENT_GONE, time.perf_counter() - began)
 

@@ -24,7 +24,7 @@ def classify_router(catalog: Catalog) -> APIRouter:
         """Classify sentences. The classes and probabilities are those of `tfexport classify`."""
         require_one_line(texts=asked.texts)
         with catalog.use(asked.model, asked.pair) as served:
-            found = await classifying.classify(served.classifier, asked.several, top=asked.top, timeout=asked.timeout)
-            return json_of(ClassifyResponse(model=served.name, results=[classified_of(one) for one in found]))
+            results = await classifying.classify(served.classifier, asked.several, top=asked.top, timeout=asked.timeout)
+            return json_of(ClassifyResponse(model=served.name, results=[classified_of(result) for result in results]))
 
     return router

@@ -26,7 +26,9 @@ class Classifying:
     """
 
     def __init__(self, most_waiting: int = MOST_WAITING):
-        self._most, self._waiting, self._seconds = most_waiting, 0, 0.0
+        self._most, self._waiting = most_waiting, 0
+        self._seconds = 0.0
+        """The moving average of the seconds of a request."""
         self._thread = ThreadPoolExecutor(1, "tfexport classifies")
 
     async def classify(

@@ -11,38 +11,38 @@ from tfexport.serving.v1 import schemas
 from tfexport.serving.v1.task_schemas import ClassifyResult, ClassProbability, Scored
 
 
-def result_of(found: Translation) -> schemas.Result:
+def result_of(translation: Translation) -> schemas.Result:
     """The result of a sentence."""
-    hypotheses = [hypothesis_of(output) for output in found.hypotheses]
-    return schemas.Result(status=found.status, message=found.message, hypotheses=hypotheses)
+    hypotheses = [hypothesis_of(output) for output in translation.hypotheses]
+    return schemas.Result(status=translation.status, message=translation.message, hypotheses=hypotheses)
 
 
-def hypothesis_of(found: Output) -> schemas.Hypothesis:
+def hypothesis_of(output: Output) -> schemas.Hypothesis:
     """One output, without fields that were not requested."""
     return schemas.Hypothesis(
-        text=found.text,
-        tokens=list(found.tokens),
-        ids=list(found.ids),
-        score=_number(found.score),
-        log_prob=_number(found.log_prob),
-        finished=found.finished,
-        token_log_probs=list(found.token_log_probs) or None,
-        source_tokens=list(found.source_tokens) or None,
-        source_text=found.source_text if found.source_tokens else None,
-        alignment=list(found.alignment) or None,
-        missing=list(found.missing) or None,
-        attention=None if found.attention is None else found.attention.tolist(),
+        text=output.text,
+        tokens=list(output.tokens),
+        ids=list(output.ids),
+        score=_number(output.score),
+        log_prob=_number(output.log_prob),
+        finished=output.finished,
+        token_log_probs=list(output.token_log_probs) or None,
+        source_tokens=list(output.source_tokens) or None,
+        source_text=output.source_text if output.source_tokens else None,
+        alignment=list(output.alignment) or None,
+        missing=list(output.missing) or None,
+        attention=None if output.attention is None else output.attention.tolist(),
     )
 
 
-def scored_of(found: Translation) -> Scored:
+def scored_of(translation: Translation) -> Scored:
     """The score of a given output."""
-    if not found.hypotheses:
-        return Scored(status=found.status, message=found.message)
-    [output] = found.hypotheses
+    if not translation.hypotheses:
+        return Scored(status=translation.status, message=translation.message)
+    [output] = translation.hypotheses
     return Scored(
-        status=found.status,
-        message=found.message,
+        status=translation.status,
+        message=translation.message,
         log_prob=_number(output.log_prob),
         tokens=list(output.tokens),
         ids=list(output.ids),
@@ -50,17 +50,18 @@ def scored_of(found: Translation) -> Scored:
     )
 
 
-def classified_of(found: Classified) -> ClassifyResult:
+def classified_of(classified: Classified) -> ClassifyResult:
     """The classes of a sentence."""
     classes = [
-        ClassProbability(class_=one.class_, probability=one.probability, label=one.label) for one in found.classes
+        ClassProbability(class_=likely.class_, probability=likely.probability, label=likely.label)
+        for likely in classified.classes
     ]
-    return ClassifyResult(status=found.status, message=found.message, classes=classes)
+    return ClassifyResult(status=classified.status, message=classified.message, classes=classes)
 
 
-def step_of(found: Step) -> schemas.Step:
+def step_of(step: Step) -> schemas.Step:
     """One token of a stream."""
-    return schemas.Step(id=found.id, token=found.token, text=found.text, log_prob=found.log_prob)
+    return schemas.Step(id=step.id, token=step.token, text=step.text, log_prob=step.log_prob)
 
 
 def _number(value: float) -> float | None:

@@ -49,11 +49,11 @@ class Strict(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _known(cls, given: Any) -> Any:
-        for name in given if isinstance(given, dict) else ():
+    def _known(cls, document: Any) -> Any:
+        for name in document if isinstance(document, dict) else ():
             if name not in cls.model_fields:
                 raise ValueError(unknown_field(name, list(cls.model_fields)))
-        return given
+        return document
 
 
 def unknown_field(name: str, fields: Sequence[str]) -> str:
@@ -84,18 +84,19 @@ def _value_type(hint: Any, *, tokens: bool) -> Any:
     return hint
 
 
-def _field(found: Declared) -> tuple[Any, FieldInfo]:
-    about = found.about
-    hint = str if about.parse else _value_type(found.hint, tokens=about.tokens)
+def _field(option: Declared) -> tuple[Any, FieldInfo]:
+    """The type and the description of the field for an option."""
+    about = option.about
+    hint = str if about.parse else _value_type(option.hint, tokens=about.tokens)
     bounds: dict[str, Any] = {}
-    if found.hint in (int, float) or {int, float} & set(get_args(found.hint)):
+    if option.hint in (int, float) or {int, float} & set(get_args(option.hint)):
         bounds = {"ge": about.minimum, "le": about.maximum, "gt": about.above}
-    told = {name: value for name, value in bounds.items() if value is not None}
-    if found.hint is float or float in get_args(found.hint):
-        told["allow_inf_nan"] = False
-    bounded: Any = Annotated[hint, Field(**told)]
+    limits = {name: value for name, value in bounds.items() if value is not None}
+    if option.hint is float or float in get_args(option.hint):
+        limits["allow_inf_nan"] = False
+    bounded: Any = Annotated[hint, Field(**limits)]
     # For forms: the heading, and the default if the field is absent.
-    form = {"x-panel": about.panel, "x-default": about.default_text or found.default}
+    form = {"x-panel": about.panel, "x-default": about.default_text or option.default}
     field: Any = Field(default=None, description=about.help, json_schema_extra=form)
     return bounded | None, field
 
@@ -106,9 +107,11 @@ def option_fields(*groups: type, files: bool = False) -> dict[str, tuple[Any, Fi
     Args:
         files: include options that are paths, for callers that may read files.
     """
-    every = {name: found for group in groups for name, found in declared(group).items()}
+    every = {name: option for group in groups for name, option in declared(group).items()}
     return {
-        name: _field(found) for name, found in every.items() if files or Path not in (found.hint, *get_args(found.hint))
+        name: _field(option)
+        for name, option in every.items()
+        if files or Path not in (option.hint, *get_args(option.hint))
     }
 
 
@@ -177,8 +180,8 @@ class TranslateRequest(Addressed, SearchRequest):  # type: ignore[valid-type, mi
 
     @model_validator(mode="after")
     def _one_input(self) -> TranslateRequest:
-        given = [name for name in ("text", "tokens", "ids") if getattr(self, name) is not None]
-        if len(given) != 1:
+        inputs = [name for name in ("text", "tokens", "ids") if getattr(self, name) is not None]
+        if len(inputs) != 1:
             raise ValueError("give one of text, tokens and ids")
         if self.stream and not isinstance(self.text, str):
             raise ValueError("a stream has one sentence: give text as a string")
@@ -195,7 +198,7 @@ class TranslateRequest(Addressed, SearchRequest):  # type: ignore[valid-type, mi
     def _check_constraints(self, phrases: list[str] | list[list[str]]) -> None:
         if self.text is None:
             raise ValueError("constraints go with text")
-        if any(isinstance(one, str) != isinstance(self.text, str) for one in phrases):
+        if any(isinstance(element, str) != isinstance(self.text, str) for element in phrases):
             raise ValueError("constraints are a list of phrases for one sentence, and a list of such lists for several")
         if isinstance(self.text, list) and len(phrases) != len(self.text):
             raise ValueError(f"there are {len(self.text)} sentences and {len(phrases)} lists of constraints")
@@ -203,7 +206,8 @@ class TranslateRequest(Addressed, SearchRequest):  # type: ignore[valid-type, mi
     @property
     def phrases(self) -> list[str]:
         """All required phrases."""
-        return [phrase for one in self.constraints or [] for phrase in ([one] if isinstance(one, str) else one)]
+        several = self.constraints or []
+        return [phrase for element in several for phrase in ([element] if isinstance(element, str) else element)]
 
     @property
     def options(self) -> dict[str, Any]:

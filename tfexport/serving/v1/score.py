@@ -22,7 +22,7 @@ def score_router(catalog: Catalog) -> APIRouter:
         """Score targets as translations of texts. The numbers are those of `tfexport score`."""
         require_one_line(texts=asked.texts, targets=asked.targets)
         with catalog.use(asked.model, asked.pair) as served:
-            found = await served.translator.score_async(*asked.several, **asked.order)
-            return json_of(ScoreResponse(model=served.name, results=[scored_of(one) for one in found]))
+            scores = await served.translator.score_async(*asked.several, **asked.order)
+            return json_of(ScoreResponse(model=served.name, results=[scored_of(score) for score in scores]))
 
     return router

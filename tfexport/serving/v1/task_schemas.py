@@ -87,5 +87,5 @@ class ClassifyResponse(BaseModel):
     results: list[ClassifyResult]
 
 
-def _several(given: str | list[str]) -> list[str]:
-    return [given] if isinstance(given, str) else given
+def _several(texts: str | list[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts

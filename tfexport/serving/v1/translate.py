@@ -38,8 +38,9 @@ def translation_router(catalog: Catalog) -> APIRouter:
             events = _events(catalog, asked)
             return EventStream(await anext(events), events)
         with catalog.use(asked.model, asked.pair) as served:
-            found = await _translated(served, asked)
-            return json_of(TranslateResponse(model=served.name, results=[result_of(one) for one in found]))
+            translations = await _translated(served, asked)
+            results = [result_of(translation) for translation in translations]
+            return json_of(TranslateResponse(model=served.name, results=results))
 
     return router
 
@@ -49,8 +50,8 @@ async def _translated(served: Served, asked: TranslateRequest) -> list[Translati
     if asked.ids is not None:
         return await model.translate_ids_async(asked.ids, **asked.options, **asked.order)
     texts = [asked.text] if isinstance(asked.text, str) else asked.text or asked.tokens or []
-    one = isinstance(asked.text, str) and asked.constraints is not None
-    phrases: Any = [asked.constraints] if one else asked.constraints
+    is_single = isinstance(asked.text, str) and asked.constraints is not None
+    phrases: Any = [asked.constraints] if is_single else asked.constraints
     return await model.translate_async(
         texts, prefix=asked.prefix, constraints=phrases, glossary=asked.glossary, **asked.options, **asked.order
     )
@@ -73,7 +74,7 @@ async def _events(catalog: Catalog, asked: TranslateRequest) -> AsyncGenerator[b
     begun = False
     with catalog.use(asked.model, asked.pair) as served:
         phrases: Any = asked.constraints
-        found = _fitting(served, asked).follow_async(
+        followed = _fitting(served, asked).follow_async(
             asked.text,
             prefix=asked.prefix,
             constraints=phrases,
@@ -81,10 +82,11 @@ async def _events(catalog: Catalog, asked: TranslateRequest) -> AsyncGenerator[b
             **asked.options,
             **asked.order,
         )
-        async with aclosing(found):
+        async with aclosing(followed):
             try:
-                async for one in found:
-                    name, value = ("step", step_of(one)) if isinstance(one, Step) else ("result", result_of(one))
+                async for event in followed:
+                    name = "step" if isinstance(event, Step) else "result"
+                    value = step_of(event) if isinstance(event, Step) else result_of(event)
                     yield format_sse_event(event=name, data_str=value.model_dump_json(exclude_defaults=True))
                     begun = True
             except TfexportError as error:
