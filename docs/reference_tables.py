@@ -34,7 +34,7 @@ def _escaped(part: re.Match[str]) -> str:
 
 
 def commands() -> str:
-    """Every command with its arguments and options, in the groups of its `--help`."""
+    """Every command with its arguments and options, in the groups of its `--help-all`."""
     import typer
 
     from tfexport.cli import app
@@ -50,7 +50,7 @@ def commands() -> str:
 
 
 def _argument(parameter: Any) -> str:
-    name = (parameter.metavar or parameter.name.upper()).strip("[]")
+    name = (parameter.metavar or parameter.name.upper()) + "..." * (parameter.nargs == -1)
     return name if parameter.required else f"[{name}]"
 
 

@@ -14,6 +14,7 @@ from tfexport.commands.corpus import corpus, corpus_classify, corpus_score
 from tfexport.commands.decode import decode
 from tfexport.commands.demo import demo
 from tfexport.commands.export import export
+from tfexport.commands.help import HelpfulCommand
 from tfexport.commands.inspect import inspect
 from tfexport.commands.parity import parity
 from tfexport.commands.probe import probe
@@ -74,4 +75,4 @@ for command in (
     version,
 ):
     to_file, verdict = command in (decode, score, attend, classify), command in (parity, probe)
-    app.command()(printing(command, to_file=to_file, verdict=verdict))
+    app.command(cls=HelpfulCommand)(printing(command, to_file=to_file, verdict=verdict))

@@ -23,6 +23,7 @@ class BenchOptions(Options):
         flag="--precision",
         parse=lambda called, given: precisions_of(given, called),
         default_text="fp32",
+        metavar="P,...",
         help="One or more precisions, such as fp32,int8.",
         panel=_CELLS,
     )
@@ -30,6 +31,7 @@ class BenchOptions(Options):
         (1,),
         parse=numbers,
         default_text="1",
+        metavar="N,...",
         help="One or more numbers of CPU threads.",
         panel=_CELLS,
     )
@@ -38,6 +40,7 @@ class BenchOptions(Options):
         flag="--batch-size",
         parse=_batches,
         default_text="1,8,32",
+        metavar="N,...",
         help="One or more batch sizes, in sentences; best: the best size for each contestant.",
         panel=_CELLS,
     )
@@ -47,6 +50,7 @@ class BenchOptions(Options):
         flag="--beam",
         parse=numbers,
         default_text="1",
+        metavar="N,...",
         help="One or more beam widths.",
         panel=_CELLS,
     )

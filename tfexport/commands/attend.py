@@ -11,29 +11,34 @@ import typer
 
 from tfexport.commands.console import say, warned
 from tfexport.commands.flags import BundleDir, InputFormatOption, Threads
+from tfexport.commands.help import common_options
 from tfexport.commands.signature import with_options
 from tfexport.decoding.request_options import MapOptions, RuntimeOptions
 from tfexport.errors import TfexportError
 from tfexport.system.input_files import opened, require_one_stdin
 
 
+@common_options("-o --layer --head --lines --runtime --precision --beam --max-length --input-format --target-format")
 @with_options
 def attend(
     directory: BundleDir,
     source: Annotated[Path, typer.Argument(metavar="INPUT", help="One sentence per line; - reads stdin.")],
     target: Annotated[
         Path | None,
-        typer.Argument(metavar="[TARGETS]", help="One output for each line; by default the sentences are decoded."),
+        typer.Argument(metavar="TARGETS", help="One output for each line; by default the sentences are decoded."),
     ] = None,
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="The file to write: an .html page or a .png picture.")
+        Path, typer.Option("-o", "--output", metavar="FILE", help="The file to write: an .html page or a .png picture.")
     ] = Path("attention.html"),
     *,
     drawn: MapOptions,
     runtime: RuntimeOptions,
-    beam: Annotated[int | None, typer.Option(min=1, help="Beam width of the decoding; 1 by default.")] = None,
+    beam: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Beam width of the decoding; 1 by default.")
+    ] = None,
     max_length: Annotated[
-        int | None, typer.Option(min=1, help="Largest number of tokens to generate, eos included; 256 by default.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Largest number of tokens to generate, eos included; 256 by default."),
     ] = None,
     input_format: InputFormatOption = None,
     target_format: Annotated[

@@ -10,6 +10,7 @@ import typer
 from tfexport.bench.options import BenchOptions
 from tfexport.commands.console import say
 from tfexport.commands.flags import AsJson, BundleDir, InputFormatOption
+from tfexport.commands.help import common_options
 from tfexport.commands.output import writing
 from tfexport.commands.signature import with_options
 from tfexport.errors import TfexportError
@@ -24,12 +25,13 @@ RANDOM_SENTENCES = 512
 """The largest number of random sentences if there is no input."""
 
 
+@common_options("--beside --precision --threads --batch-size --beam --tokens --sentences --rounds -o --json")
 @with_options
 def bench(
     directory: BundleDir,
     source: Annotated[
         Path | None,
-        typer.Argument(metavar="[INPUT]", help="One sentence per line; - reads stdin. By default random ids."),
+        typer.Argument(metavar="INPUT", help="One sentence per line; - reads stdin. By default random ids."),
     ] = None,
     *,
     measured: BenchOptions,
@@ -47,7 +49,8 @@ def bench(
     input_format: InputFormatOption = None,
     as_json: AsJson = False,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Also write all numbers to this file, as JSON.")
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Also write all numbers to this file, as JSON."),
     ] = None,
 ) -> None:
     """Measure speed, memory and distance to the machine's limit, beside the alternatives, interleaved.

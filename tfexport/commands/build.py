@@ -10,6 +10,7 @@ import typer
 
 from tfexport.commands.console import print_engine, print_plan, say
 from tfexport.commands.flags import BundleDir, InputFormatOption
+from tfexport.commands.help import common_options
 from tfexport.commands.signature import with_options
 from tfexport.contract import precisions_of
 from tfexport.errors import RuntimeUnavailable, TfexportError
@@ -17,10 +18,15 @@ from tfexport.exporter.options import EngineOptions
 from tfexport.system.input_files import opened
 
 
+@common_options(
+    "--precision --gpu --library --max-batch --max-beam --max-source --cache --gpu-memory --plan-for --dry-run"
+)
 @with_options
 def build(
     directory: BundleDir,
-    precision: Annotated[str, typer.Option(help="One or more of fp32, fp16, bf16, such as fp16,bf16.")] = "fp16",
+    precision: Annotated[
+        str, typer.Option(metavar="P,...", help="One or more of fp32, fp16, bf16, such as fp16,bf16.")
+    ] = "fp16",
     *,
     engines: EngineOptions,
     plan_for: Annotated[

@@ -28,11 +28,11 @@ def classify(
     directory: BundleDir,
     source: Input = None,
     output: OutputFile = None,
-    top: Annotated[int, typer.Option(min=1, help="Number of classes for each line, best first.")] = 1,
+    top: Annotated[int, typer.Option(metavar="N", min=1, help="Number of classes for each line, best first.")] = 1,
     labels: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Names of the classes, one per line, class 0 first.")
     ] = None,
-    runtime: Annotated[str, typer.Option(help="ort-cpu or torch.")] = "ort-cpu",
+    runtime: Annotated[str, typer.Option(metavar="NAME", help="Runtime: ort-cpu or torch.")] = "ort-cpu",
     precision: PrecisionOption = None,
     batch_size: BatchSize = 32,
     input_format: InputFormatOption = None,

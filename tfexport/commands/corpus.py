@@ -11,6 +11,7 @@ import typer
 
 from tfexport.commands.console import say, with_progress
 from tfexport.commands.flags import BundleDir
+from tfexport.commands.help import common_options
 from tfexport.commands.signature import with_options
 from tfexport.decoding.request_options import RuntimeOptions
 from tfexport.option import Given, declared
@@ -31,12 +32,13 @@ if TYPE_CHECKING:
 
 Sources = Annotated[
     list[str],
-    typer.Argument(metavar="INPUT...", help="Parquet, JSON lines or text (.gz, .zst): paths, globs, folders or URIs."),
+    typer.Argument(metavar="INPUT", help="Parquet, JSON lines or text (.gz, .zst): paths, globs, folders or URIs."),
 ]
 OutputFolder = Annotated[str, typer.Option("-o", "--output", metavar="OUT", help="The folder of the output files.")]
 ResumeRun = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run of the same command.")]
 
 
+@common_options("-o --text-column --beam --runtime --precision --batch-size --actors --gpus --address --resume")
 @with_options
 def corpus(
     directory: BundleDir,
@@ -63,6 +65,7 @@ def corpus(
     _run(task, source, output, column, corpus, cluster, resume=resume, about="translating")
 
 
+@common_options("-o --source-column --target-column --reverse --runtime --precision --actors --gpus --address --resume")
 @with_options
 def corpus_score(
     directory: BundleDir,
@@ -90,6 +93,7 @@ def corpus_score(
     _run(task, source, output, columns, corpus, cluster, resume=resume, about="scoring")
 
 
+@common_options("-o --text-column --top --labels --runtime --precision --actors --gpus --address --resume")
 @with_options
 def corpus_classify(
     directory: BundleDir,

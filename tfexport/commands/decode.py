@@ -12,6 +12,7 @@ import typer
 from tfexport.commands.console import say, warned, with_progress
 from tfexport.commands.documents import document_results, require_documents, write_documents
 from tfexport.commands.flags import BundleDir, Input, OutputFile, Resume
+from tfexport.commands.help import common_options
 from tfexport.commands.output import content_of, refuse_to_replace, writing
 from tfexport.commands.signature import with_options
 from tfexport.decoding.request_options import (
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from tfexport.decoding.terminology import Terminology
 
 
+@common_options(
+    "-o --beam --nbest --search-profile --split --output-format --runtime --precision --batch-size --threads"
+)
 @with_options
 def decode(
     directory: BundleDir,

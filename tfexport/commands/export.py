@@ -12,6 +12,7 @@ import typer
 
 from tfexport.commands.console import print_export, say, working
 from tfexport.commands.flags import Checkpoint, ServedBeam, ServedBy
+from tfexport.commands.help import common_options
 from tfexport.commands.signature import with_options
 from tfexport.contract import precisions_of
 from tfexport.exporter.options import BudgetOptions, EngineOptions, GraphOptions
@@ -27,11 +28,12 @@ if TYPE_CHECKING:
 Target = Literal["onnx", "tensorrt", "triton"]
 
 
+@common_options("-o --heads --src-vocab --tgt-vocab --module --family --expect --precision --target --force")
 @with_options
 def export(
     checkpoint: Checkpoint,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Bundle folder; by default the name of CKPT.")
+        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Bundle folder; by default the name of CKPT.")
     ] = None,
     *,
     described: ExportedCheckpointOptions,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from tfexport.commands.console import print_inspection, say
 from tfexport.commands.flags import AsJson, Checkpoint
+from tfexport.commands.help import common_options
 from tfexport.commands.signature import with_options
 from tfexport.models.checkpoints.options import ModelOptions
 from tfexport.system.json_text import json_text
 
 
+@common_options("--family --config --key --ignore --heads --src-vocab --tgt-vocab --json")
 @with_options
 def inspect(checkpoint: Checkpoint, described: ModelOptions, as_json: AsJson = False) -> None:
     """Print the family and sizes of a checkpoint, and what is missing to export it."""

@@ -21,6 +21,7 @@ from tfexport.commands.console import (
     working,
 )
 from tfexport.commands.flags import AsJson, BundleDir, Input
+from tfexport.commands.help import common_options
 from tfexport.commands.signature import with_options
 from tfexport.errors import BundleError, TfexportError
 from tfexport.models.checkpoints.options import ReferenceOptions
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from tfexport.verification.parity import Comparison, Reference
 
 
+@common_options("--runtime --precision --beam --expect --targets --checkpoint --bisect --invariance --report --json")
 @with_options
 def parity(
     directory: BundleDir,
@@ -44,7 +46,7 @@ def parity(
     ] = None,
     *,
     described: ReferenceOptions,
-    runtime: Annotated[list[str] | None, typer.Option(help="Runtime to compare; may be repeated.")] = None,
+    runtime: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Runtime; may be repeated.")] = None,
     compared: Given[CompareOptions],
     targets: Annotated[
         Path | None,

@@ -10,6 +10,7 @@ import typer
 
 from tfexport.commands.console import print_probe, say, working
 from tfexport.commands.flags import AsJson, Checkpoint
+from tfexport.commands.help import common_options
 from tfexport.commands.signature import with_options
 from tfexport.models.checkpoints.options import CheckpointOptions
 from tfexport.system.input_files import opened
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from tfexport.verification.probe_self import Check
 
 
+@common_options("--family --heads --src-vocab --tgt-vocab --key --ignore --expect --input --tolerance --json")
 @with_options
 def probe(
     checkpoint: Checkpoint,
@@ -29,7 +31,8 @@ def probe(
         Path | None, typer.Option("--input", metavar="FILE", help="Sentences to compare on; by default random ids.")
     ] = None,
     tolerance: Annotated[
-        float | None, typer.Option(min=0.0, help="Largest relative difference from your own module that passes.")
+        float | None,
+        typer.Option(metavar="N", min=0.0, help="Largest relative difference from your own module that passes."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

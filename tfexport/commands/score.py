@@ -9,6 +9,7 @@ import typer
 
 from tfexport.commands.console import say, warned, with_progress
 from tfexport.commands.flags import BundleDir, InputFormatOption, OutputFile, Resume
+from tfexport.commands.help import common_options
 from tfexport.commands.output import content_of, refuse_to_replace, writing
 from tfexport.commands.signature import with_options
 from tfexport.decoding.request_options import BatchOptions, RuntimeOptions
@@ -18,14 +19,17 @@ from tfexport.system.json_text import json_text
 if TYPE_CHECKING:
     from tfexport.decoding.translate import Result, Writer
 
-Text = Annotated[Path, typer.Argument(help="One sentence per line; - reads stdin.")]
+Text = Annotated[Path, typer.Argument(metavar="SOURCES", help="One sentence per line; - reads stdin.")]
 
 
+@common_options(
+    "-o --runtime --precision --batch-size --workers --threads --input-format --target-format --json --resume"
+)
 @with_options
 def score(
     directory: BundleDir,
     source: Text,
-    target: Annotated[Path, typer.Argument(help="Translations of SOURCES, line by line.")],
+    target: Annotated[Path, typer.Argument(metavar="TARGETS", help="Translations of SOURCES, line by line.")],
     output: OutputFile = None,
     *,
     runtime: RuntimeOptions,

@@ -8,6 +8,7 @@ import typer
 
 from tfexport.commands.console import say
 from tfexport.commands.flags import Threads
+from tfexport.commands.help import common_options
 from tfexport.commands.signature import with_options
 from tfexport.config import ModelConfig
 from tfexport.decoding.request_options import RuntimeOptions
@@ -25,11 +26,12 @@ CPU_SLOTS = 32
 (docs/results/serve.md)."""
 
 
+@common_options("--host --port --runtime --precision --workers --slots --keys --rate --cors --reload")
 @with_options
 def serve(
     bundles: Annotated[
         list[str],
-        typer.Argument(metavar="[NAME=]DIR...", help="Bundles, each under a name or a language pair such as de-en."),
+        typer.Argument(metavar="[NAME=]DIR", help="Bundles, each under a name or a language pair such as de-en."),
     ],
     *,
     server: ServerOptions,

@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
@@ -70,9 +71,16 @@ def _flag(found: Declared) -> Any:
         bounds = {"min": about.minimum, "max": about.maximum}
     return typer.Option(
         found.flag,
-        metavar=about.metavar,
+        metavar=_metavar(found),
         help=about.help,
         show_default=default if default is not None else False,
         rich_help_panel=about.panel,
         **bounds,
     )
+
+
+def _metavar(found: Declared) -> str | None:
+    """The name of the value in the help; None for the choices of a `Literal`."""
+    types = {int: "N", float: "N", Path: "FILE", str: "TEXT", bool: ""}
+    hints = {found.hint, *get_args(found.hint)}
+    return found.about.metavar or next((name for hint, name in types.items() if hint in hints), None)

@@ -7,13 +7,17 @@ from typing import Annotated
 
 import typer
 
+from tfexport.commands.help import common_options
 from tfexport.commands.signature import with_options
 from tfexport.training.options import CorpusOptions, TrainOptions
 
 
+@common_options("-o --src --tgt --val-src --val-tgt --preset --vocab-size --epochs --accelerator --resume")
 @with_options
 def train(
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the model and the training's state.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="DIR", help="Folder for the model and the training's state.")
+    ],
     corpus: CorpusOptions,
     options: TrainOptions,
     resume: Annotated[bool, typer.Option("--resume", help="Continue after the last epoch in the folder.")] = False,

@@ -15,7 +15,7 @@ from tfexport.contract import precisions_of
 def triton(
     directory: BundleDir,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Repository folder; by default DIR.triton.")
+        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Repository folder; by default DIR.triton.")
     ] = None,
     runtime: ServedBy = "ort-cpu",
     precision: PrecisionOption = None,

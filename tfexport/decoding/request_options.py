@@ -244,7 +244,9 @@ class BatchOptions(BatchLimits):
 class RuntimeOptions(Options):
     """The runtime that decodes, and its precision."""
 
-    runtime: str = option("ort-cpu", help="Runtime; `tfexport version` lists those that work here.", panel=_RUN)
+    runtime: str = option(
+        "ort-cpu", metavar="NAME", help="Runtime; `tfexport version` lists those that work here.", panel=_RUN
+    )
     precision: Literal["fp32", "fp16", "bf16", "int8", "int4"] | None = option(
         None, help="Precision of the graphs or engines to use.", panel=_RUN
     )

@@ -34,6 +34,7 @@ class GraphOptions(Options):
 
     precision: str | None = option(
         None,
+        metavar="P,...",
         help="One or more of fp32, fp16, bf16, int8, int4, such as fp32,int8. auto-fp16, auto-int8 and auto-int4 keep the "
         "layers in fp32 that --budget needs.",
         panel=_GRAPHS,

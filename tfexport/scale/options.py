@@ -20,17 +20,20 @@ CorpusFormat = Literal["parquet", "jsonl", "text"]
 class TextColumn(Options):
     """The column that a function of one text reads."""
 
-    text_column: str = option("text", help="The column with the text; in text files its name is `text`.", panel=_CORPUS)
+    text_column: str = option(
+        "text", metavar="NAME", help="The column with the text; in text files its name is `text`.", panel=_CORPUS
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairColumns(Options):
     """The columns that a function of sentence pairs reads."""
 
-    source_column: str = option("source", help="The column that has the sources.", panel=_CORPUS)
+    source_column: str = option("source", metavar="NAME", help="The column with the sources.", panel=_CORPUS)
     target_column: str = option(
         "target",
-        help="The column that has the translations. Lines of text are source<TAB>target.",
+        metavar="NAME",
+        help="The column with the translations. Lines of text are source<TAB>target.",
         panel=_CORPUS,
     )
 

@@ -24,7 +24,10 @@ class ServerOptions(Options):
     """
 
     host: str = option(
-        "127.0.0.1", help="Address to listen on; 0.0.0.0 for all addresses of the machine.", panel=_ADDRESS
+        "127.0.0.1",
+        metavar="ADDRESS",
+        help="Address to listen on; 0.0.0.0 for all addresses of the machine.",
+        panel=_ADDRESS,
     )
     port: int = option(8080, minimum=0, maximum=65535, help="Port; 0 for any free one.", panel=_ADDRESS)
     page: bool = option(

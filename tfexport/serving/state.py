@@ -15,7 +15,7 @@ PAUSE = 0.05
 """Seconds in which requests are rejected unread after a scheduler rejected one. The scheduler's queue has about a second
 of work, and does not run empty in this time."""
 MOST_FULL = 4096
-"""The number of clients whose rejections are kept. Beyond it all are forgotten, and the next requests of clients are read."""
+"""The number of clients whose rejections are kept. If there are more, all are forgotten, and the next requests are read."""
 
 
 class Rejection(NamedTuple):

@@ -55,4 +55,4 @@ class TrainOptions(Options):
         "32-true", help="Precision of the training, in Lightning's terms, such as 32-true or bf16-mixed."
     )
     weights: Literal["float32", "float16"] = option("float32", help="Number format of the saved weights.")
-    accelerator: str = option("auto", help="auto, cpu or gpu.")
+    accelerator: str = option("auto", help="Device to train on: auto, cpu or gpu.")

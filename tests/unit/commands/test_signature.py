@@ -79,7 +79,7 @@ def test_wrong_flags_are_wrong_use(flags: list[str]) -> None:
 
 
 def test_decode_has_a_flag_for_every_search_option_of_the_command_line() -> None:
-    shown = CliRunner().invoke(tfexport, ["decode", "--help"], env={"COLUMNS": "200"}).stdout
+    shown = CliRunner().invoke(tfexport, ["decode", "--help-all"], env={"COLUMNS": "200"}).stdout
     wanted = {found.flag for found in declared(SearchOptions).values() if found.about.flag != ""}
     assert len(wanted) > 20
     assert {flag for flag in wanted if flag not in shown} == set()

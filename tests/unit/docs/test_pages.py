@@ -139,7 +139,7 @@ def options() -> frozenset[str]:
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_options_that_are_named_exist(page: Path) -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", codes_of(page)))
-    assert named <= options() | OTHERS | {"--help"}
+    assert named <= options() | OTHERS | {"--help", "--help-all"}
 
 
 def test_pages_are_in_the_navigation() -> None:

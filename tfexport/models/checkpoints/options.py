@@ -152,9 +152,9 @@ class TextSettings(Options):
         None, metavar="CODES", help="Split given target text with these subword-nmt codes, as in `score`.", panel=_TEXT
     )
     src_lang: str | None = option(
-        None, help="Source language, as written in the folder's vocabulary: deu_Latn.", panel=_TEXT
+        None, metavar="CODE", help="Source language, as written in the folder's vocabulary: deu_Latn.", panel=_TEXT
     )
-    tgt_lang: str | None = option(None, help="Target language.", panel=_TEXT)
+    tgt_lang: str | None = option(None, metavar="CODE", help="Target language.", panel=_TEXT)
     prefix: str = option(
         "",
         help="Text to put before every source: 'translate German to English: ' for T5, '>>fra<< ' for Marian.",
@@ -247,7 +247,7 @@ class ModuleOptions(Options):
     module: str | None = option(
         None,
         metavar="FILE.py:NAME",
-        help="Your function that returns the model. It is run, and its forward is read and proven: no setting is needed.",
+        help="Your function that returns the model. It is run and its forward is read, so that no settings are needed.",
     )
 
 
@@ -264,7 +264,7 @@ class ExpectOptions(Options):
         None,
         metavar="FILE",
         help="Greedy outputs of your own program: a source, a tab and its output in each line. They confirm the settings, "
-        "or tell those that you leave out.",
+        "and find those that you leave out.",
     )
 
 
