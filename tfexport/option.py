@@ -119,9 +119,9 @@ def declared(group: type) -> Mapping[str, Declared]:
 def _read(group: type) -> Mapping[str, Declared]:
     hints = get_type_hints(group)
     return {
-        found.name: Declared(found.name, hints[found.name], found.default, found.metadata[_KEY])
-        for found in fields(group)
-        if _KEY in found.metadata
+        option.name: Declared(option.name, hints[option.name], option.default, option.metadata[_KEY])
+        for option in fields(group)
+        if _KEY in option.metadata
     }
 
 
@@ -130,11 +130,12 @@ def with_keywords(*groups: type) -> Callable[[Callable[..., Result]], Callable[.
 
     def show(function: Callable[..., Result]) -> Callable[..., Result]:
         signature = inspect.signature(function)
-        own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        parameters = signature.parameters.values()
+        own = [item for item in parameters if item.kind is not inspect.Parameter.VAR_KEYWORD]
         options = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=found.default, annotation=found.hint)
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=option.hint)
             for group in groups
-            for name, found in declared(group).items()
+            for name, option in declared(group).items()
         ]
         function.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
         return function
@@ -144,22 +145,22 @@ def with_keywords(*groups: type) -> Callable[[Callable[..., Result]], Callable[.
 
 def out_of_bounds(options: Any) -> list[str]:
     """The options of a group that are out of bounds, in words."""
-    problems = (found.about.problem(name, getattr(options, name)) for name, found in declared(type(options)).items())
+    problems = (option.about.problem(name, getattr(options, name)) for name, option in declared(type(options)).items())
     return [problem for problem in problems if problem is not None]
 
 
 def flags(options: Any, *groups: type) -> list[str]:
     """The options of `groups` as they were given on the command line, without those that have their defaults."""
-    given = []
+    words = []
     for name, of in ((name, of) for group in groups for name, of in declared(group).items()):
         value, (yes, _, no) = getattr(options, name), of.flag.partition("/")
         if value == of.default:
             continue
         if isinstance(value, bool):
-            given.append(yes if value else no)
+            words.append(yes if value else no)
         else:
-            given.append(f"{yes} {shlex.quote(str(value))}")
-    return given
+            words.append(f"{yes} {shlex.quote(str(value))}")
+    return words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +172,8 @@ class Options:
     """
 
     def __post_init__(self) -> None:
-        if found := [*out_of_bounds(self), *self.conflicts()]:
-            raise TfexportError(f"these options cannot be used: {'; '.join(found)}. Change them.")
+        if problems := [*out_of_bounds(self), *self.conflicts()]:
+            raise TfexportError(f"these options cannot be used: {'; '.join(problems)}. Change them.")
 
     def conflicts(self) -> list[str]:
         """Options that exclude each other, in words."""
@@ -180,7 +181,7 @@ class Options:
 
 
 def checked(
-    group: type, given: Mapping[str, Any], *, others: Sequence[str] = (), as_flags: bool = False
+    group: type, values: Mapping[str, Any], *, others: Sequence[str] = (), as_flags: bool = False
 ) -> dict[str, Any]:
     """Check keyword values and convert them to the types of their options.
 
@@ -194,15 +195,15 @@ def checked(
         TfexportError: an option does not exist, or its value has the wrong type.
     """
     known = declared(group)
-    for name in given:
+    for name in values:
         if name not in known:
-            near = [own for own, found in known.items() if name in found.about.also]
+            near = [own for own, option in known.items() if name in option.about.also]
             if name in others:
                 raise TfexportError(f"{name!r} is not an option of this function. Leave it out.")
             near = near or difflib.get_close_matches(name, [*known, *others], n=1, cutoff=0.5)
             hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}."
             raise TfexportError(f"there is no option {name!r}. {hint}")
-    return {name: _converted(known[name], value, as_flags=as_flags) for name, value in given.items()}
+    return {name: _converted(known[name], value, as_flags=as_flags) for name, value in values.items()}
 
 
 class Given(Mapping[str, Any], Generic[Group]):
@@ -238,25 +239,25 @@ class Given(Mapping[str, Any], Generic[Group]):
         return Given({**self._options, **options})
 
 
-def _converted(found: Declared, value: Any, *, as_flags: bool) -> Any:
+def _converted(option: Declared, value: Any, *, as_flags: bool) -> Any:
     if value is None:
         return value  # the same as an option that is not given
-    called, parse = found.flag if as_flags else found.name, found.about.parse
-    if found.about.repeated and isinstance(value, str):
+    called, parse = option.flag if as_flags else option.name, option.about.parse
+    if option.about.repeated and isinstance(value, str):
         value = [value]
     if parse is not None:
-        if found.about.repeated and isinstance(value, Sequence):
-            value = [parse(called, one) if isinstance(one, str) else one for one in value]
+        if option.about.repeated and isinstance(value, Sequence):
+            value = [parse(called, item) if isinstance(item, str) else item for item in value]
         elif isinstance(value, str):
             return parse(called, value)
-    for hint in _alternatives(found.hint):
-        converted = _as(hint, value, tokens=found.about.tokens)
+    for hint in _alternatives(option.hint):
+        converted = _as(hint, value, tokens=option.about.tokens)
         if converted is not None:
             return converted
-    is_list = isinstance(value, Sequence) and value and all(isinstance(one, str) for one in value)
-    if parse is not None and is_list and not found.about.repeated:
+    is_list = isinstance(value, Sequence) and value and all(isinstance(item, str) for item in value)
+    if parse is not None and is_list and not option.about.repeated:
         return parse(called, ",".join(value))  # a list of the items that the text separates by commas
-    raise TfexportError(f"{called} is {value!r}. Give {_said(found)}.")
+    raise TfexportError(f"{called} is {value!r}. Give {_said(option)}.")
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
@@ -305,19 +306,19 @@ def _as_tuple(parts: tuple[Any, ...], value: Any, *, tokens: bool) -> Any:
     return None if any(item is None for item in items) else tuple(items)
 
 
-def _said(found: Declared) -> str:
+def _said(option: Declared) -> str:
     """The values that an option accepts, in words."""
     words = {bool: "True or False", int: "a whole number", float: "a number", str: "a string", Path: "a path"}
     said = []
-    for hint in _alternatives(found.hint):
+    for hint in _alternatives(option.hint):
         if get_origin(hint) is Literal:
             said.append("one of " + ", ".join(get_args(hint)))
         elif get_origin(hint) is tuple:
             said.append(_said_of_list(hint))
         else:
             said.append(words[hint])
-    if found.about.tokens and not said[-1].startswith(_PAIRS):
-        said.append("tokens separated by spaces" + " for each list" * found.about.repeated)
+    if option.about.tokens and not said[-1].startswith(_PAIRS):
+        said.append("tokens separated by spaces" + " for each list" * option.about.repeated)
     return " or ".join(said)
 
 
@@ -335,7 +336,7 @@ def _said_of_list(hint: Any) -> str:
     return "a list of " + {int: "whole numbers"}.get(inner, "strings")
 
 
-def numbers(called: str, given: str) -> tuple[int, ...]:
+def numbers(called: str, text: str) -> tuple[int, ...]:
     """Parse text such as `1,8` into numbers above 0.
 
     Args:
@@ -344,9 +345,9 @@ def numbers(called: str, given: str) -> tuple[int, ...]:
     Raises:
         TfexportError: the text is no such list.
     """
-    words = [word.strip() for word in given.split(",")]
+    words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdecimal() and len(word) < 10 and int(word) > 0 for word in words):
-        raise TfexportError(f"{called} is {given!r}, not numbers above 0. Give them as in 1,8.")
+        raise TfexportError(f"{called} is {text!r}, not numbers above 0. Give them as in 1,8.")
     return tuple(dict.fromkeys(int(word) for word in words))
 
 
@@ -355,10 +356,10 @@ def rows(group: type) -> list[tuple[str, str, str, str, str]]:
     return [
         (
             name,
-            "" if found.about.flag == "" else found.flag,
-            _said(found),
-            found.about.default_text or ("" if found.default in (None, "", ()) else str(found.default)),
-            found.about.help,
+            "" if option.about.flag == "" else option.flag,
+            _said(option),
+            option.about.default_text or ("" if option.default in (None, "", ()) else str(option.default)),
+            option.about.help,
         )
-        for name, found in declared(group).items()
+        for name, option in declared(group).items()
     ]

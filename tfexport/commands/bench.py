@@ -116,15 +116,15 @@ def sentences_of(bundle: Bundle, source: Path | None, input_format: InputFormat 
 
     if source is None:
         return random_sources(bundle.config, RANDOM_SENTENCES)
-    reader, found, unreadable = Reader.of(bundle, input_format), [], 0
+    reader, sentences, unreadable = Reader.of(bundle, input_format), [], 0
     with opened(source) as file:
         for line in file:
             try:
-                found.append(reader.ids(line))
+                sentences.append(reader.ids(line))
             except Unreadable:
                 unreadable += 1
-    if not found:
+    if not sentences:
         raise TfexportError(f"{source} has no line that can be decoded. Give another file.")
     if unreadable:
         say(f"note: {unreadable} lines of {source} cannot be decoded and are left out")
-    return found
+    return sentences

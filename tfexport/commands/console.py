@@ -206,7 +206,7 @@ def print_verdict(comparison: Comparison, arranged: Sequence[Invariance]) -> Non
         "comparisons of outputs": [report.passed for report in comparison.reports],
         "comparisons with expected outputs": [report.passed for report in comparison.expected],
         "graphs": [*graphs.values()],
-        "comparisons of batches": [found.passed for found in arranged],
+        "comparisons of batches": [invariance.passed for invariance in arranged],
     }
     wrong = [f"{passed.count(False)} of {len(passed)} {name}" for name, passed in parts.items() if not all(passed)]
     if comparison.mismatches:
@@ -219,19 +219,19 @@ MOST_MISMATCHES = 20
 """The largest number of mismatches in the text output; JSON has all."""
 
 
-def print_invariance(found: Invariance) -> None:
+def print_invariance(invariance: Invariance) -> None:
     """Print the result of `tfexport parity --invariance` for a runtime."""
     print(
-        f"{found.runtime} in {short_name(found.precision)}, beam {found.beam}: "
-        f"{found.sentences} sentences, compared with each alone"
+        f"{invariance.runtime} in {short_name(invariance.precision)}, beam {invariance.beam}: "
+        f"{invariance.sentences} sentences, compared with each alone"
     )
-    for arrangement in found.arrangements:
+    for arrangement in invariance.arrangements:
         about = (
             f"{arrangement.identical} with the same tokens, {arrangement.exact} of them to the last bit of the score"
         )
         ties = f", {arrangement.ties} ties" if arrangement.ties else ""
         print(f"  {arrangement.name:<15} {arrangement.error or about + ties}")
-    print(f"  {'PASSED' if found.passed else 'FAILED'} (other tokens only if the scores tie)")
+    print(f"  {'PASSED' if invariance.passed else 'FAILED'} (other tokens only if the scores tie)")
 
 
 MOST_DIVERGENCES = 10
@@ -253,14 +253,15 @@ def print_parity(report: ParityReport) -> None:
     if report.quality is not None:
         reference, own = report.quality
         print(f"  BLEU {own.bleu:.2f} (PyTorch {reference.bleu:.2f}), chrF {own.chrf:.2f} ({reference.chrf:.2f})")
-    for found in sorted(report.divergences, key=lambda found: -found.margin)[:MOST_DIVERGENCES]:
+    for divergence in sorted(report.divergences, key=lambda divergence: -divergence.margin)[:MOST_DIVERGENCES]:
         unit = "in log-probability" if report.beam == 1 else "in score"
         reason = ""
         if report.precision == "float32":
-            reason = f", {'within' if report.is_tie(found) else 'beyond'} the allowed error"
+            reason = f", {'within' if report.is_tie(divergence) else 'beyond'} the allowed error"
         print(
-            f"  sentence {found.sentence} differs from token {found.step} on: {found.found} instead of {found.wanted}; "
-            f"PyTorch prefers its own by {found.margin:.1e} {unit}{reason}"
+            f"  sentence {divergence.sentence} differs from token {divergence.step} on: "
+            f"{divergence.found} instead of {divergence.wanted}; "
+            f"PyTorch prefers its own by {divergence.margin:.1e} {unit}{reason}"
         )
     if len(report.divergences) > MOST_DIVERGENCES:
         ties = f"; {report.ties} in all are within the allowed error" if report.precision == "float32" else ""
@@ -286,7 +287,7 @@ def print_expected(report: ExpectedReport) -> None:
     print(f"  {'PASSED' if report.passed else 'FAILED'}")
 
 
-def print_probe(found: Probe) -> None:
+def print_probe(probe: Probe) -> None:
     """Print the result of `tfexport probe` for people."""
     from rich.console import Console
     from rich.table import Table
@@ -298,15 +299,15 @@ def print_probe(found: Probe) -> None:
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, justify="right")
     table.add_column(overflow="fold")
-    for check in found.checks:
+    for check in probe.checks:
         error = "" if check.error is None else f"{check.error:.1e}"
         table.add_row(marks[check.passed], check.name, error, Text(check.about))
     console = Console(width=None if sys.stdout.isatty() else 10_000)
     with console.capture() as shown:
         console.print(table)
-    print(f"{found.path}: family {found.family}")
+    print(f"{probe.path}: family {probe.family}")
     print("\n".join(line.rstrip() for line in shown.get().splitlines()))
-    failed = [check.name for check in found.checks if check.passed is False]
+    failed = [check.name for check in probe.checks if check.passed is False]
     print(f"FAILED: {', '.join(failed)}" if failed else "PASSED: it can be exported with the same flags")
 
 

@@ -144,11 +144,11 @@ def _run(
     from tfexport.scale.run import inputs_of, run
     from tfexport.scale.storage import Place, inputs
 
-    flags = {found.flag: getattr(columns, name) for name, found in declared(type(columns)).items()}
+    flags = {option.flag: getattr(columns, name) for name, option in declared(type(columns)).items()}
     folder = Place.of(output)
-    found = inputs_of(inputs(source, without=folder), flags)
-    out = RunFolder(folder, corpus.output_format or found[0].format)
-    manifest = Manifest.of(task, corpus, found, out.format)
+    files = inputs_of(inputs(source, without=folder), flags)
+    out = RunFolder(folder, corpus.output_format or files[0].format)
+    manifest = Manifest.of(task, corpus, files, out.format)
     if out.format == "text":  # the manifest has the format, and what follows from it is no option that was given
         task = replace(task, options=task.kind.for_text(task.options))
     counts: Counter[str] = Counter()

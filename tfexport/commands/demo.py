@@ -60,4 +60,4 @@ def run(say: Callable[[str], None]) -> tuple[ParityReport, list[tuple[str, str]]
         lines = [sentence.encode() for sentence in SENTENCES]
         (report,) = check(directory, lines, ["ort-cpu"], say=say).reports
         translations = load(directory).translate(SENTENCES, beam=4)
-        return report, [(german, found.text) for german, found in zip(SENTENCES, translations, strict=True)]
+        return report, [(german, translation.text) for german, translation in zip(SENTENCES, translations, strict=True)]

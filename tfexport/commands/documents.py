@@ -58,8 +58,8 @@ def require_documents(
 
 
 def _flag(asked: InputDocumentOptions) -> str:
-    given = {"--split": asked.split, "--markup": asked.markup, "--column": asked.column}
-    return next(name for name, value in given.items() if value is not None)
+    values = {"--split": asked.split, "--markup": asked.markup, "--column": asked.column}
+    return next(name for name, value in values.items() if value is not None)
 
 
 def document_results(job: Job, options: InputDocumentOptions, lines: Lines, *, done: int) -> Iterator[DocumentResult]:

@@ -105,8 +105,8 @@ class Request:
     def with_module(self) -> str:
         """The command that exports the checkpoint again, read from the user's own code."""
         checkpoint, directory = (shlex.quote(str(path)) for path in (self.checkpoint, self.directory))
-        given = " ".join(["--module my_code.py:build", *flags(self.described, TextSettings, IdOptions)])
-        return f"tfexport export {checkpoint} {given} -o {directory} --force"
+        options = " ".join(["--module my_code.py:build", *flags(self.described, TextSettings, IdOptions)])
+        return f"tfexport export {checkpoint} {options} -o {directory} --force"
 
     def load(self) -> LoadedCheckpoint:
         """Read the checkpoint, and the expected outputs if there are any."""

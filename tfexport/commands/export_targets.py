@@ -50,8 +50,8 @@ class EnginesTarget(GraphsTarget):
 
     def check(self, config: ModelConfig) -> None:
         self.request.check(config)
-        for told in self.request.costs(config, say):
-            print_plan(told)
+        for cost in self.request.costs(config, say):
+            print_plan(cost)
 
     def write(self, directory: Path) -> None:
         self.request.build(directory, print_engine)

@@ -104,7 +104,7 @@ def parity(
             **vars(options),
         )
         arranged = _arranged(comparison, options.batch_size) if invariance else []
-    passed = comparison.passed and all(found.passed for found in arranged)
+    passed = comparison.passed and all(invariance.passed for invariance in arranged)
     if as_json:
         print(json_text({"passed": passed, **_record(comparison, arranged, values=bisect)}, indent=1))
     else:
@@ -114,7 +114,8 @@ def parity(
     if certify and options.tolerance is not None:
         say("note: not certified: --tolerance replaces the limits of certificates")
     elif certify and source is not None:
-        _certify(comparison, {(found.runtime, found.precision) for found in arranged if not found.passed})
+        refuted = {(part.runtime, part.precision) for part in arranged if not part.passed}
+        _certify(comparison, refuted)
     if not passed:
         raise typer.Exit(1)
 
@@ -177,20 +178,20 @@ def _write_page(report: Path, comparison: Comparison, arranged: Sequence[Invaria
 def _record(comparison: Comparison, arranged: Sequence[Invariance], *, values: bool) -> dict[str, Any]:
     """The results, for JSON."""
     return {
-        "reports": [found.to_dict() for found in comparison.reports],
+        "reports": [report.to_dict() for report in comparison.reports],
         "expected": [report.to_dict() for report in comparison.expected],
-        "mismatches": [found.to_dict() for found in comparison.mismatches],
-        "graphs": [found.to_dict(values=values) for checks in comparison.graphs.values() for found in checks],
-        "invariance": [found.to_dict() for found in arranged],
+        "mismatches": [mismatch.to_dict() for mismatch in comparison.mismatches],
+        "graphs": [check.to_dict(values=values) for checks in comparison.graphs.values() for check in checks],
+        "invariance": [invariance.to_dict() for invariance in arranged],
     }
 
 
 def _print(comparison: Comparison, arranged: Sequence[Invariance], *, bisect: bool) -> None:
     """Print the results for people."""
-    for found in comparison.reports:
-        print_parity(found)
-    for report in comparison.expected:
-        print_expected(report)
+    for report in comparison.reports:
+        print_parity(report)
+    for expected in comparison.expected:
+        print_expected(expected)
     print_graphs([check for checks in comparison.graphs.values() for check in checks], bisect=bisect)
     print_mismatches(comparison.mismatches)
     for arrangements in arranged:

@@ -52,15 +52,17 @@ def probe(
         assert source is not None
         tokenizer = with_codes(loaded.tokenizers, described).source
         with opened(source) as lines:
-            found, _ = read_pairs(lines, None, Reader(loaded.config, tokenizer, "text" if tokenizer else "ids"), say)
-        if len(found) > MOST_SENTENCES:
-            say(f"note: compared on the first {MOST_SENTENCES} of {len(found)} sentences")
-        return found[:MOST_SENTENCES]
+            sentences, _ = read_pairs(
+                lines, None, Reader(loaded.config, tokenizer, "text" if tokenizer else "ids"), say
+            )
+        if len(sentences) > MOST_SENTENCES:
+            say(f"note: compared on the first {MOST_SENTENCES} of {len(sentences)} sentences")
+        return sentences[:MOST_SENTENCES]
 
     family = chosen_family(described)
     hints, expected = _hints(checkpoint, described, family)
     with working(f"probing {checkpoint}"):
-        found = run_probe(
+        result = run_probe(
             checkpoint,
             hints,
             tokenizers=read_vocabularies(described, hints.get("unk_id")),
@@ -69,12 +71,12 @@ def probe(
             sources_of=sources_of if source is not None else None,
             tolerance=tolerance,
         )
-    found = replace(found, checks=(*found.checks, *expected))
+    result = replace(result, checks=(*result.checks, *expected))
     if as_json:
-        print(json_text(found.to_dict(), indent=1))
+        print(json_text(result.to_dict(), indent=1))
     else:
-        print_probe(found)
-    if not found.passed:
+        print_probe(result)
+    if not result.passed:
         raise typer.Exit(1)
 
 

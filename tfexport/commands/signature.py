@@ -49,29 +49,32 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _flags(group: type) -> Iterator[inspect.Parameter]:
     """The parameters for Typer, one for each option with a flag; None means that an option is not given."""
-    for name, found in declared(group).items():
-        if found.about.flag == "":
+    for name, option in declared(group).items():
+        if option.about.flag == "":
             continue
         yield inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[_type(found) | None, _flag(found)]
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[_type(option) | None, _flag(option)],
         )
 
 
-def _type(found: Declared) -> Any:
-    if found.about.repeated:
+def _type(option: Declared) -> Any:
+    if option.about.repeated:
         return list[str]
-    return str if found.about.tokens or found.about.parse else found.hint
+    return str if option.about.tokens or option.about.parse else option.hint
 
 
-def _flag(found: Declared) -> Any:
-    about = found.about
-    default = about.default_text or (None if found.default in (None, False, "", ()) else str(found.default))
+def _flag(option: Declared) -> Any:
+    about = option.about
+    default = about.default_text or (None if option.default in (None, False, "", ()) else str(option.default))
     bounds: dict[str, Any] = {}
-    if {int, float} & {found.hint, *get_args(found.hint)} and not found.about.parse and about.above is None:
+    if {int, float} & {option.hint, *get_args(option.hint)} and not option.about.parse and about.above is None:
         bounds = {"min": about.minimum, "max": about.maximum}
     return typer.Option(
-        found.flag,
-        metavar=_metavar(found),
+        option.flag,
+        metavar=_metavar(option),
         help=about.help,
         show_default=default if default is not None else False,
         rich_help_panel=about.panel,
@@ -79,8 +82,8 @@ def _flag(found: Declared) -> Any:
     )
 
 
-def _metavar(found: Declared) -> str | None:
+def _metavar(option: Declared) -> str | None:
     """The name of the value in the help; None for the choices of a `Literal`."""
     types = {int: "N", float: "N", Path: "FILE", str: "TEXT", bool: ""}
-    hints = {found.hint, *get_args(found.hint)}
-    return found.about.metavar or next((name for hint, name in types.items() if hint in hints), None)
+    hints = {option.hint, *get_args(option.hint)}
+    return option.about.metavar or next((name for hint, name in types.items() if hint in hints), None)

@@ -33,8 +33,8 @@ def version(as_json: AsJson = False) -> None:
         return
     print("\n".join(about_machine(facts())), flush=True)  # the checks import PyTorch, which takes seconds
     with working("looking for runtimes"):
-        found = checks()
-    print("\n".join(about_checks(found)))
+        record = checks()
+    print("\n".join(about_checks(record)))
 
 
 def facts() -> dict[str, Any]:
@@ -50,9 +50,9 @@ def facts() -> dict[str, Any]:
 
 def checks() -> dict[str, Any]:
     """The runtimes that can be used here, and the state of the kernels."""
-    found = checked()
-    kernels = found.pop("kernels", {"state": "unknown", "reason": "no check of them was made"})
-    return {"runtimes": found, "kernels": kernels}
+    runtimes = checked()
+    kernels = runtimes.pop("kernels", {"state": "unknown", "reason": "no check of them was made"})
+    return {"runtimes": runtimes, "kernels": kernels}
 
 
 def checked() -> dict[str, dict[str, Any]]:
@@ -61,17 +61,17 @@ def checked() -> dict[str, dict[str, Any]]:
     One process runs all checks, so that each library is imported once. If a check ends its process, the next process skips
     this check.
     """
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     while True:
-        waiting, lost = _check(found)
+        waiting, lost = _check(results)
         if not waiting:
-            return found
-        found[waiting] = {"available": False, "state": "unknown", "reason": lost, "libraries": {}}
+            return results
+        results[waiting] = {"available": False, "state": "unknown", "reason": lost, "libraries": {}}
 
 
-def _check(found: dict[str, dict[str, Any]]) -> tuple[str, str]:
-    """Add the remaining findings of one process to `found`. Returns the check in which the process ended, and the reason."""
-    command = [sys.executable, "-m", "tfexport.runtimes.availability", *found]
+def _check(results: dict[str, dict[str, Any]]) -> tuple[str, str]:
+    """Add the remaining results of a process. Returns the check in which the process ended, and the reason."""
+    command = [sys.executable, "-m", "tfexport.runtimes.availability", *results]
     try:
         done = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False)
         output, lost = done.stdout, _ending(done.returncode, done.stderr)
@@ -83,7 +83,7 @@ def _check(found: dict[str, dict[str, Any]]) -> tuple[str, str]:
             waiting = json.loads(line)["checking"]
         elif line.startswith('{"name": '):
             result = json.loads(line)
-            found[result.pop("name")] = result
+            results[result.pop("name")] = result
             waiting = ""
     if not output and lost:
         raise TfexportError(f"tfexport cannot be imported in a separate process: {lost}. Install tfexport again.")
@@ -105,47 +105,47 @@ def packages() -> dict[str, str]:
         wanted = requires("tfexport") or []
     except PackageNotFoundError:
         return {}
-    found = {}
+    versions = {}
     for requirement in wanted:
         if name := re.match(r"[A-Za-z0-9._-]+", requirement):
             try:
-                found[name[0]] = version_of(name[0])
+                versions[name[0]] = version_of(name[0])
             except PackageNotFoundError:
                 continue
-    return dict(sorted(found.items()))
+    return dict(sorted(versions.items()))
 
 
-def about_machine(found: Mapping[str, Any]) -> list[str]:
+def about_machine(record: Mapping[str, Any]) -> list[str]:
     """`facts()` as lines of text."""
-    cpu = found["cpu"]
+    cpu = record["cpu"]
     sets = ", ".join(cpu["instruction_sets"]) or "instruction sets not known"
     return [
-        f"tfexport {found['tfexport']}",
-        f"python {found['python']} on {found['system']}",
+        f"tfexport {record['tfexport']}",
+        f"python {record['python']} on {record['system']}",
         f"cpu: {cpu['name'] or 'unknown'}, {cpu['usable']} usable; {sets}",
     ]
 
 
-def about_checks(found: Mapping[str, Any]) -> list[str]:
+def about_checks(record: Mapping[str, Any]) -> list[str]:
     """`checks()` as lines of text."""
     lines = ["runtimes:"]
-    width = max(map(len, found["runtimes"]))
-    for name, runtime in found["runtimes"].items():
+    width = max(map(len, record["runtimes"]))
+    for name, runtime in record["runtimes"].items():
         libraries = ", ".join(f"{library} {number}" for library, number in runtime["libraries"].items())
         state = libraries if runtime["available"] else f"not available: {runtime['reason']}"
         lines.append(f"  {name:<{width}}  {state}")
-    return [*lines, *_about_kernels(found["kernels"])]
+    return [*lines, *_about_kernels(record["kernels"])]
 
 
-def _about_kernels(found: Mapping[str, Any]) -> list[str]:
-    if found["state"] != "ready":
-        build = found.get("build", {})
+def _about_kernels(kernels: Mapping[str, Any]) -> list[str]:
+    if kernels["state"] != "ready":
+        build = kernels.get("build", {})
         details = build.get("details", []) if build.get("reason") == "compile-error" else []
-        reason = f"kernels: not in use, as {found['reason']}. {found.get('remedy', '')}".rstrip()
+        reason = f"kernels: not in use, as {kernels['reason']}. {kernels.get('remedy', '')}".rstrip()
         return [reason, *(f"  {line}" for line in details)]
-    compiler = found["build"].get("compiler")
-    sets = ", ".join(found["instruction_sets"]) or "instruction sets not known"
+    compiler = kernels["build"].get("compiler")
+    sets = ", ".join(kernels["instruction_sets"]) or "instruction sets not known"
     lines = [f"kernels: in use, {sets}{f'; built by {compiler}' if compiler else ''}"]
-    if not found["matrix_products"]:
+    if not kernels["matrix_products"]:
         lines.append("  matrix products are computed by ONNX Runtime: their kernels need AVX-512 VNNI")
     return lines
