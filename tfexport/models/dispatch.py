@@ -1,4 +1,4 @@
-"""What the modes here share that see every ATen operation."""
+"""Helpers of the torch modes that see every ATen operation."""
 
 from __future__ import annotations
 

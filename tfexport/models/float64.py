@@ -43,8 +43,8 @@ class InFloat64(TorchFunctionMode):
         if func in _CASTS and isinstance(args[0], Tensor) and args[0].is_floating_point():
             return args[0].double()  # a cast to a narrower type would round
         if getattr(func, "__name__", "") == "__get__":  # a property, such as a shape: no computation
-            found = func(*args)
-            return torch.float64 if isinstance(found, torch.dtype) and found.is_floating_point else found
+            result = func(*args)
+            return torch.float64 if isinstance(result, torch.dtype) and result.is_floating_point else result
         if func is F.linear:
             return self._rounded(self._linear(*args, **named))
         return self._rounded(func(*map(_widened, args), **{name: _widened(value) for name, value in named.items()}))

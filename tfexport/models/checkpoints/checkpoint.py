@@ -1,4 +1,4 @@
-"""What is read from a checkpoint: a complete model, or a description with the settings that are missing."""
+"""The result of reading a checkpoint: a complete model, or a description with the settings that are missing."""
 
 from __future__ import annotations
 

@@ -43,23 +43,23 @@ def convert(
     if family is not None:
         converted |= _of_shared(family, expected, converted)
 
-    def theirs(name: str) -> str:
+    def foreign_name(name: str) -> str:
         return name if family is None else family.foreign_name(name)
 
-    def told(name: str) -> str:
+    def shown(name: str) -> str:
         """The name of a missing tensor, for messages."""
         other = None if family is None else family.shared_name(name)
-        return theirs(name) if other is None or other in expected else f"{name} (for which `shared` has {other})"
+        return foreign_name(name) if other is None or other in expected else f"{name} (for which `shared` has {other})"
 
-    missing = list(dict.fromkeys(told(name) for name in expected if name not in converted))
-    left = [(theirs(name), name) for name in converted if name not in expected]
+    missing = list(dict.fromkeys(shown(name) for name in expected if name not in converted))
+    left = [(foreign_name(name), name) for name in converted if name not in expected]
     unexpected += [foreign if foreign == name else f"{foreign} (as {name})" for foreign, name in left]
     shapes = [
-        f"{theirs(name)}{family.part(name) if family else ''} is {list(tensor.shape)}, not {list(expected[name])}"
+        f"{foreign_name(name)}{family.part(name) if family else ''} is {list(tensor.shape)}, not {list(expected[name])}"
         for name, tensor in converted.items()
         if name in expected and name not in unknown and tuple(tensor.shape) != expected[name]
     ]
-    bad = [theirs(name) for name, tensor in converted.items() if not tensor.isfinite().all()]
+    bad = [foreign_name(name) for name, tensor in converted.items() if not tensor.isfinite().all()]
     problems = [
         f"{what}: {some(names)}"
         for what, names in (
@@ -157,10 +157,10 @@ def mismatch(
     return f"the weights in {path} are not those of its configuration: {'; '.join(problems)}. {' '.join(advice)}"
 
 
-def differently_shaped(one: ModelConfig, other: ModelConfig) -> set[str]:
+def differently_shaped(left: ModelConfig, right: ModelConfig) -> set[str]:
     """The canonical names of tensors whose shape differs between the configs."""
-    shapes = {name: tensor.shape for name, tensor in empty_model(other).state_dict().items()}
-    return {name for name, tensor in empty_model(one).state_dict().items() if shapes.get(name) != tensor.shape}
+    shapes = {name: tensor.shape for name, tensor in empty_model(right).state_dict().items()}
+    return {name for name, tensor in empty_model(left).state_dict().items() if shapes.get(name) != tensor.shape}
 
 
 def _of_shared(family: Family, expected: Iterable[str], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

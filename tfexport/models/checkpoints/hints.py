@@ -33,7 +33,7 @@ PICKS = ("key", "ignore")
 
 
 def complete(
-    family: Family | None, told: Mapping[str, Any], hints: Mapping[str, Any], tokenizers: Tokenizers
+    family: Family | None, stated: Mapping[str, Any], hints: Mapping[str, Any], tokenizers: Tokenizers
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Config fields from the file, the vocabularies and the user (later sources win), and the flags of missing fields."""
     # Only text has unknown tokens. Text needs a vocabulary, which then gives the id.
@@ -46,7 +46,7 @@ def complete(
             fields[f"{kind}_id"] = ids[0]
         elif ids:
             differing[f"{kind}_id"] = f" (the source vocabulary has {ids[0]}, the target vocabulary {ids[1]})"
-    fields = {**fields, **told, **hints}
+    fields = {**fields, **stated, **hints}
     if fields.get("embedding_scale") == "sqrt" and "d_model" in fields:  # missing fields are reported together
         fields["embedding_scale"] = math.sqrt(fields["d_model"])
     if fields.get("n_classes"):  # a classifier needs bos and eos only if its input has them
@@ -124,7 +124,7 @@ _WRITTEN = {
     "embedding_scale": "1.0 (or d_model**0.5)",
     **dict.fromkeys(SOURCE_ENDS, _FLAG_VALUE),
 }
-"""What a family file writes for the arithmetic that no weight shows."""
+"""The lines that a family file writes for arithmetic that no weight shows."""
 ARITHMETIC = tuple(name for name in _WRITTEN if name not in SOURCE_ENDS)
 """Fields that neither a file nor the canonical names of its weights show, beside heads, special ids and `SOURCE_ENDS`."""
 
@@ -182,43 +182,43 @@ _USERS_OWN = ("max_source_length", "max_target_length", "forced_first_id", "supp
 """Fields that the user may override although a file contains them: maximum lengths, and forced or suppressed tokens."""
 
 
-def check_told(path: Path, told: Mapping[str, Any], hints: Mapping[str, Any], assumed: Collection[str] = ()) -> None:
+def check_told(path: Path, stated: Mapping[str, Any], hints: Mapping[str, Any], assumed: Collection[str] = ()) -> None:
     """Check the user's hints about a file that describes itself.
 
     Args:
-        told: fields that the file contains.
+        stated: fields that the file contains.
         hints: fields that the user gives.
-        assumed: fields of `told` that are only defaults, which the user may override.
+        assumed: fields of `stated` that are only defaults, which the user may override.
 
     Raises:
         ConfigError: the user contradicts the file.
     """
-    for name in [name for name in hints if name in told and name not in (*_USERS_OWN, *assumed)]:
-        theirs, ours = told[name], hints[name]
-        if name == "embedding_scale" and ours == "sqrt":
-            ours = math.sqrt(told["d_model"])
-        is_none = theirs is None or (name.endswith("_id") and theirs == -1)
-        if not (is_none or is_same(ours, theirs)):
+    for name in [name for name in hints if name in stated and name not in (*_USERS_OWN, *assumed)]:
+        in_file, hint = stated[name], hints[name]
+        if name == "embedding_scale" and hint == "sqrt":
+            hint = math.sqrt(stated["d_model"])
+        is_none = in_file is None or (name.endswith("_id") and in_file == -1)
+        if not (is_none or is_same(hint, in_file)):
             flag = USAGE.get(name, "").split(" ")[0] or f"{name} of --config"
-            raise ConfigError(f"{path} says that {name} is {theirs}, not {hints[name]}. Leave out {flag}.")
+            raise ConfigError(f"{path} says that {name} is {in_file}, not {hints[name]}. Leave out {flag}.")
 
 
-def is_same(one: object, other: object) -> bool:
+def is_same(left: object, right: object) -> bool:
     """Whether two values of a field are equal. JSON has lists instead of tuples, and floats may be rounded."""
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other)
-    one, other = (list(value) if isinstance(value, tuple) else value for value in (one, other))
-    return one == other
+    if isinstance(left, float) and isinstance(right, float):
+        return math.isclose(left, right)
+    left, right = (list(value) if isinstance(value, tuple) else value for value in (left, right))
+    return left == right
 
 
-def check_lengths(path: Path, told: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
+def check_lengths(path: Path, stated: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
     """Raise ConfigError if the user gives lengths for which the file has no positions."""
-    is_unlimited = told.get("positions") in ("relative", "none")
-    if is_unlimited or told.get("n_decoder_layers") == 0:  # or a classifier
+    is_unlimited = stated.get("positions") in ("relative", "none")
+    if is_unlimited or stated.get("n_decoder_layers") == 0:  # or a classifier
         return
     for name in ("max_source_length", "max_target_length"):
-        if isinstance(wanted := hints.get(name), int) and wanted > told.get(name, wanted):
-            raise ConfigError(f"{path} has positions for a {name} of {told[name]}, not {wanted}. Give at most that.")
+        if isinstance(wanted := hints.get(name), int) and wanted > stated.get(name, wanted):
+            raise ConfigError(f"{path} has positions for a {name} of {stated[name]}, not {wanted}. Give at most that.")
 
 
 def size_problems(tokenizers: Tokenizers, config: ModelConfig) -> Iterator[str]:
@@ -248,19 +248,19 @@ def id_problems(
     """Notes about special tokens of these kinds whose ids differ between a vocabulary and the model."""
     for side, tokenizer in (("source", tokenizers.source), ("target", tokenizers.target)):
         for kind in kinds:
-            theirs, ours = tokenizer and tokenizer.special_id(kind), getattr(config, f"{kind}_id")
-            if theirs is not None and ours not in (theirs, -1):
-                yield f"{kind}_id is {ours}, the {side} vocabulary's own is {theirs}"
+            vocabulary_id, config_id = tokenizer and tokenizer.special_id(kind), getattr(config, f"{kind}_id")
+            if vocabulary_id is not None and config_id not in (vocabulary_id, -1):
+                yield f"{kind}_id is {config_id}, the {side} vocabulary's own is {vocabulary_id}"
 
 
 def unsplit(tokenizers: Tokenizers) -> Iterator[str]:
     """The note for a source vocabulary of subwords whose tokenizer looks up whole words."""
-    found = tokenizers.source
-    if found is None or found.subwords is not None or isinstance(found.inner, Pieces):
+    tokenizer = tokenizers.source
+    if tokenizer is None or tokenizer.subwords is not None or isinstance(tokenizer.inner, Pieces):
         return
-    if not isinstance(found.inner.model, models.WordLevel):
+    if not isinstance(tokenizer.inner.model, models.WordLevel):
         return
-    words = found.inner.get_vocab()
+    words = tokenizer.inner.get_vocab()
     if has_subwords(words):
         yield (
             "the source vocabulary has subwords, which end with @@: give the codes of subword-nmt that split them with "

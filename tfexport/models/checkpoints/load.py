@@ -146,15 +146,17 @@ class Reading:
     unsaid: tuple[str, ...] = ()
     """Fields that the user's own family file should say and does not."""
     defaults: tuple[str, ...] = ()
-    """Those of `fields` that a toolkit assumes because its checkpoint lacks them."""
+    """The names in `fields` that a toolkit assumes because its checkpoint lacks them."""
 
-    def telling(self, given: Tokenizers | None) -> Tokenizers:
+    def telling(self, tokenizers: Tokenizers | None) -> Tokenizers:
         """The tokenizers that define the model's special tokens."""
-        return (given or Tokenizers(None, None)) if self.describes_text else self.tokenizers.replaced_by(given)
+        return (
+            (tokenizers or Tokenizers(None, None)) if self.describes_text else self.tokenizers.replaced_by(tokenizers)
+        )
 
-    def notes(self, given: Tokenizers | None) -> tuple[str, ...]:
+    def notes(self, tokenizers: Tokenizers | None) -> tuple[str, ...]:
         """Notes for a user who gives these vocabularies."""
-        absent = (note for side, note in self.absent.items() if given is None or getattr(given, side) is None)
+        absent = (note for side, note in self.absent.items() if tokenizers is None or getattr(tokenizers, side) is None)
         return (*dict.fromkeys(absent), *(self.family.notes if self.family else ()))
 
     def _confirmation(self, settings: Mapping[str, Any], tokenizers: Tokenizers) -> Confirmation:
@@ -169,16 +171,16 @@ class Reading:
         )
         return sources.confirmation(settings, self.weights, tokenizers)
 
-    def _id_problems(self, used: Tokenizers, given: Tokenizers | None, config: ModelConfig) -> Iterable[str]:
+    def _id_problems(self, used: Tokenizers, chosen: Tokenizers | None, config: ModelConfig) -> Iterable[str]:
         if not self.describes_text:
             return id_problems(used, config)
         # Many models start with another token than the bos of their vocabulary.
-        return id_problems(given or Tokenizers(None, None), config, ("unk", "pad", "eos"))
+        return id_problems(chosen or Tokenizers(None, None), config, ("unk", "pad", "eos"))
 
-    def checkpoint(self, given: Tokenizers | None = None) -> Checkpoint:
+    def checkpoint(self, chosen: Tokenizers | None = None) -> Checkpoint:
         """The complete model; see `load_checkpoint`."""
         check_lengths(self.path, self.fields, self.hints)
-        fields, missing = complete(self.family, self.fields, self.hints, self.telling(given))
+        fields, missing = complete(self.family, self.fields, self.hints, self.telling(chosen))
         if missing := self.unclear | missing:
             unsaid = [name for name in self.unsaid if name in missing]
             raise ConfigError(asking(self.path, missing, self.family, unsaid))
@@ -186,11 +188,11 @@ class Reading:
         weights, problems = convert(self.family, self.weights, config)
         if problems:
             raise CheckpointError(mismatch(self.path, self.family, self.weights, config, problems))
-        tokenizers = self.tokenizers.replaced_by(given)
+        tokenizers = self.tokenizers.replaced_by(chosen)
         unused: tuple[str, ...] = ()
         if not self.describes_text and self.family is not None:
             tokenizers, unused = with_template(self.family, {*self.fields, *self.hints}, tokenizers)
-        odd = (*size_problems(tokenizers, config), *self._id_problems(tokenizers, given, config), *unused)
+        odd = (*size_problems(tokenizers, config), *self._id_problems(tokenizers, chosen, config), *unused)
         config, weights = tie(config, weights)
         return Checkpoint(
             path=self.path,
@@ -200,7 +202,7 @@ class Reading:
             weights=weights,
             tokenizers=tokenizers,
             given={name: fields[name] for name in (*ALWAYS, "unk_id")} | self.given,
-            family_notes=self.notes(given),
+            family_notes=self.notes(chosen),
             odd=odd,
             assumed=(
                 *(name for name in self.hints if name not in self.fields),
@@ -216,10 +218,10 @@ class Reading:
             confirmation=self._confirmation(config.to_dict(), tokenizers),
         )
 
-    def inspection(self, given: Tokenizers | None = None) -> Inspection:
+    def inspection(self, chosen: Tokenizers | None = None) -> Inspection:
         """The description of the checkpoint; see `inspect_checkpoint`."""
-        fields, missing = complete(self.family, self.fields, self.hints, self.telling(given))
-        tokenizers = self.tokenizers.replaced_by(given)
+        fields, missing = complete(self.family, self.fields, self.hints, self.telling(chosen))
+        tokenizers = self.tokenizers.replaced_by(chosen)
         problems: list[str] = []
         sizes: tuple[str, ...] = ()
         settings: dict[str, Any] = fields
@@ -243,7 +245,7 @@ class Reading:
             missing=self.unclear | missing,
             problems=tuple(problems),
             vocabulary=tokenizers.source is not None or tokenizers.target is not None,
-            notes=(*self.notes(given), *sizes, *unsplit(tokenizers)),
+            notes=(*self.notes(chosen), *sizes, *unsplit(tokenizers)),
             ignored=self.ignored,
             confirmation=self._confirmation(settings, tokenizers),
         )
@@ -261,37 +263,37 @@ def read_checkpoint(
                 "Leave them out."
             )
         return _read_state_dict(path, hints, family)
-    found = toolkit.read(path, text or TextOptions())
-    if family not in (None, found.family.name):
-        raise CheckpointError(f"{path} is of the family {found.family.name}, not {_name(family)}. Leave out --family.")
+    folder = toolkit.read(path, text or TextOptions())
+    if family not in (None, folder.family.name):
+        raise CheckpointError(f"{path} is of the family {folder.family.name}, not {_name(family)}. Leave out --family.")
     picked, about = picked_of(hints)
     if picked.key is not None:
         raise ConfigError(f"{path} is of a toolkit, which has one place for its weights. Leave out --key.")
-    weights, ignored = picked.without_ignored(found.weights)
+    weights, ignored = picked.without_ignored(folder.weights)
     picked.require_used(path, ignored)
-    said = {**found.given, **parted(found.family, about)[0]}
-    check_told(path, found.fields, said, (*found.assumed, *found.given))
-    given = {**found.given, **hints}
+    said = {**folder.given, **parted(folder.family, about)[0]}
+    check_told(path, folder.fields, said, (*folder.assumed, *folder.given))
+    settings = {**folder.given, **hints}
     return Reading(
         path=path,
         weights=weights,
-        family=found.family,
-        fields=found.fields,
+        family=folder.family,
+        fields=folder.fields,
         hints=said,
         unclear={},
-        tokenizers=found.tokenizers,
-        given=given,
+        tokenizers=folder.tokenizers,
+        given=settings,
         describes_text=True,
-        absent=found.absent,
+        absent=folder.absent,
         ignored=ignored,
-        generation=found.generation,
-        defaults=found.assumed,
+        generation=folder.generation,
+        defaults=folder.assumed,
     )
 
 
 def _read_state_dict(path: Path, hints: Mapping[str, Any], chosen: Chosen) -> Reading:
     picked, about = picked_of(hints)
-    raw, given = read_file(path, picked=picked), dict(hints)
+    raw, settings = read_file(path, picked=picked), dict(hints)
     weights = whole_weights(path, raw.weights)
     if native.is_native(raw.metadata):
         if chosen not in (None, NATIVE):
@@ -299,11 +301,11 @@ def _read_state_dict(path: Path, hints: Mapping[str, Any], chosen: Chosen) -> Re
         config, tokenizers = native.read_description(path, raw.metadata)
         said = parted(None, about)[0]
         check_told(path, config.to_dict(), said)
-        return Reading(path, weights, None, config.to_dict(), said, {}, tokenizers, given, ignored=raw.ignored)
-    found = family_of(path, weights, chosen)
-    refuse_leading_zeros(path, weights, found)
-    said, parts = parted(found, about)
-    fitted, unclear = found.fit(weights, {**said, **parts})
+        return Reading(path, weights, None, config.to_dict(), said, {}, tokenizers, settings, ignored=raw.ignored)
+    family = family_of(path, weights, chosen)
+    refuse_leading_zeros(path, weights, family)
+    said, parts = parted(family, about)
+    fitted, unclear = family.fit(weights, {**said, **parts})
     try:
         fields = fitted.read_config(weights)
     except (KeyError, ValueError, IndexError) as error:
@@ -320,7 +322,7 @@ def _read_state_dict(path: Path, hints: Mapping[str, Any], chosen: Chosen) -> Re
         for name in fields.keys() & {"max_source_length", "max_target_length"}:
             fields[name] -= offset  # the file gives the rows of its tables
     nothing = Tokenizers(None, None)
-    return Reading(path, weights, fitted, fields, said, unclear, nothing, given, ignored=raw.ignored, unsaid=unsaid)
+    return Reading(path, weights, fitted, fields, said, unclear, nothing, settings, ignored=raw.ignored, unsaid=unsaid)
 
 
 def _name(chosen: Chosen) -> str:

@@ -19,12 +19,12 @@ _LAYOUT = "What a checkpoint of torch.nn.Transformer does not say"
 _TEXT, _IDS = "Text", "Special ids"
 
 
-def _scale(called: str, given: str) -> float | str:
+def _scale(called: str, text: str) -> float | str:
     """`sqrt`, or a number as text."""
     try:
-        return given if given == "sqrt" else float(given)
+        return text if text == "sqrt" else float(text)
     except ValueError as error:
-        raise TfexportError(f"{called} is {given!r}. Give sqrt, or a number such as 1 or 22.6.") from error
+        raise TfexportError(f"{called} is {text!r}. Give sqrt, or a number such as 1 or 22.6.") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,14 +163,14 @@ class TextSettings(Options):
 
     def recorded(self, checkpoint: Path) -> dict[str, Any]:
         """The settings that differ from the default, JSON-ready. Paths are relative to the checkpoint's folder."""
-        given = {
+        settings = {
             field.name: getattr(self, field.name)
             for field in fields(TextSettings)
             if getattr(self, field.name) != field.default
         }
         return {
             name: os.path.relpath(value, checkpoint.parent) if name in _FILES else value
-            for name, value in given.items()
+            for name, value in settings.items()
         }
 
     def or_recorded(self, recorded: Mapping[str, Any], checkpoint: Path) -> tuple[TextSettings, list[str]]:
@@ -258,7 +258,7 @@ class ReferenceOptions(TextSettings, FamilyOptions, ModuleOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectOptions(Options):
-    """What the owner's program made of some sources."""
+    """Outputs of the owner's own program."""
 
     expect: Path | None = option(
         None,
@@ -285,8 +285,8 @@ class ExportedCheckpointOptions(CheckpointOptions, ModuleOptions):
 
 
 USAGE: Mapping[str, str] = {
-    field: found.about.usage or f"{found.flag} {found.about.metavar or 'N'}"
-    for found in declared(CheckpointOptions).values()
-    for field in found.about.gives
+    field: option.about.usage or f"{option.flag} {option.about.metavar or 'N'}"
+    for option in declared(CheckpointOptions).values()
+    for field in option.about.gives
 }
 """The flag of each field of `ModelConfig`, for error messages."""

@@ -312,8 +312,10 @@ def load_weights(
         prefix = f"{next(iter(own)).partition('.')[0]}."
         weights = {f"{prefix}{name}": tensor for name, tensor in weights.items()}
     parameters = dict(module.named_parameters(remove_duplicate=False))
-    given = {parameters[name].data_ptr() for name in weights if name in parameters}
-    missing = [name for name, tensor in parameters.items() if name not in weights and tensor.data_ptr() not in given]
+    addresses = {parameters[name].data_ptr() for name in weights if name in parameters}
+    missing = [
+        name for name, tensor in parameters.items() if name not in weights and tensor.data_ptr() not in addresses
+    ]
     misshapen = [
         f"{name} is {list(tensor.shape)}, not {list(own[name].shape)}"
         for name, tensor in weights.items()

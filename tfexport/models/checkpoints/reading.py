@@ -108,20 +108,20 @@ def hints_of(options: FamilyOptions, checkpoint: Path | None, say: Say) -> dict[
         ConfigError: the JSON file cannot be read, or has an unknown field.
     """
     beside = None if checkpoint is None else checkpoint.parent / f"{checkpoint.stem}.json"
-    given: dict[str, Any] = {}
+    hints: dict[str, Any] = {}
     if options.config is not None:
-        given = read_hints(options.config)
+        hints = read_hints(options.config)
     elif beside is not None and beside.is_file() and beside != checkpoint:
         try:
-            given = read_hints(beside)
+            hints = read_hints(beside)
             say(f"note: using the configuration {beside}")
         except ConfigError as error:
             say(f"note: not using the file next to the checkpoint: {error}")
-    for name, found in declared(type(options)).items():
+    for name, option in declared(type(options)).items():
         value = getattr(options, name)
         if value is not None:
-            given |= dict.fromkeys(found.about.gives, value)
-    return given
+            hints |= dict.fromkeys(option.about.gives, value)
+    return hints
 
 
 def read_with_text(

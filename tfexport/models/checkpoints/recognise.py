@@ -27,11 +27,11 @@ def family_of(path: Path, weights: Mapping[str, Tensor], chosen: Chosen) -> Fami
         CheckpointError: no family matches the weights, or the chosen family does not.
     """
     if chosen is None:
-        found = next((family for family in FAMILIES if family.matches(weights)), None)
-        if found is None:
+        match = next((family for family in FAMILIES if family.matches(weights)), None)
+        if match is None:
             refuse_leading_zeros(path, weights)
             raise CheckpointError(_no_family(path, weights))
-        return found
+        return match
     versions = [known for known in FAMILIES if known.name == chosen] if isinstance(chosen, str) else list(chosen)
     if not versions:
         raise CheckpointError(
@@ -44,8 +44,8 @@ def family_of(path: Path, weights: Mapping[str, Tensor], chosen: Chosen) -> Fami
         advice = "Leave out --family." if isinstance(chosen, str) else "Correct its signature, or give its checkpoint."
         prefix = next((name[: -len(absent[0])] for name in weights if name.endswith(f".{absent[0]}")), "")
         if others := sorted({f"{name.partition('.')[0]}.*" for name in weights if not name.startswith(prefix)}):
-            given = " ".join(f"--ignore '{other}'" for other in others[:3])
-            advice = f"Its names begin with {prefix} in this file: leave out what belongs to no layer, such as {given}."
+            flags = " ".join(f"--ignore '{other}'" for other in others[:3])
+            advice = f"Its names begin with {prefix} in this file: leave out what belongs to no layer, such as {flags}."
         raise CheckpointError(f"{path} is not of the family {named.name}: it has no {some(absent)}. {advice}")
     return named
 
@@ -64,8 +64,8 @@ def refuse_leading_zeros(path: Path, names: Iterable[str], family: Family | None
 def _no_family(path: Path, weights: Mapping[str, Tensor]) -> str:
     def likeness(family: Family) -> tuple[int, float]:
         """The number of names that the family knows, and for equal numbers the share of common words."""
-        theirs, ours = (_words(names) for names in (family.renames, weights))
-        return sum(map(family.known, weights)), len(theirs & ours) / len(theirs | ours)
+        family_words, words = (_words(names) for names in (family.renames, weights))
+        return sum(map(family.known, weights)), len(family_words & words) / len(family_words | words)
 
     if any(name.endswith("self_attn.in_proj_weight") for name in weights):
         return (

@@ -33,14 +33,14 @@ _LAYERS = ("src_embedding", "tgt_embedding", "output_layer")
 
 @dataclasses.dataclass(frozen=True)
 class SettingSources:
-    """What the file of a checkpoint, its family and the user say."""
+    """The settings of a checkpoint, by source: its file, its family and the user."""
 
     family: Family | None
     """None for tfexport's own checkpoints."""
     fields: Mapping[str, Any]
     """`ModelConfig` fields from the file or its family."""
     defaults: Collection[str]
-    """Those of them that are a toolkit's defaults, because the file lacks them."""
+    """The fields that are a toolkit's defaults, because the file lacks them."""
     hints: Mapping[str, Any]
     """`ModelConfig` fields from the user."""
     layers: Mapping[str, Any]

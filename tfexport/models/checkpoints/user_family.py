@@ -49,14 +49,14 @@ def read_family_file(path: Path) -> tuple[Family, ...]:
         raise ConfigError(f"there is no family file {path}. Give the path of your own, such as my_family.py.")
     with running(path):
         module = run_file(path)
-    found = getattr(module, "FAMILIES", None) or (getattr(module, "FAMILY", None),)
-    if not isinstance(found, Sequence) or not all(isinstance(family, Family) for family in found):
+    families = getattr(module, "FAMILIES", None) or (getattr(module, "FAMILY", None),)
+    if not isinstance(families, Sequence) or not all(isinstance(family, Family) for family in families):
         raise ConfigError(
             f"{path} has no FAMILY. Let it say FAMILY = Family(name=..., ...), with `from tfexport import Family`, as "
             "examples/my_family.py does."
         )
     reference = getattr(module, "reference", None)
-    return tuple(_checked(path, family, reference) for family in found)
+    return tuple(_checked(path, family, reference) for family in families)
 
 
 def run_file(path: Path) -> ModuleType:
@@ -137,10 +137,10 @@ def _nearest(name: str) -> str:
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
-def _wrong_fields(given: Any) -> str | None:
-    if not isinstance(given, dict):
-        return f"returns {type(given).__name__}, not a dict of configuration fields"
-    for name, value in given.items():
+def _wrong_fields(fields: Any) -> str | None:
+    if not isinstance(fields, dict):
+        return f"returns {type(fields).__name__}, not a dict of configuration fields"
+    for name, value in fields.items():
         if name not in _FIELDS:
             return f"returns {name!r}, which is not a field of the configuration{_nearest(str(name))}"
         if not isinstance(value, bool | int | float | str | tuple | list):
@@ -148,18 +148,20 @@ def _wrong_fields(given: Any) -> str | None:
     return None
 
 
-def _wrong_weights(given: Any) -> str | None:
-    if not isinstance(given, dict):
-        return f"returns {type(given).__name__}, not a dict of names to tensors. Let it return the weights"
-    for name, value in given.items():
+def _wrong_weights(weights: Any) -> str | None:
+    if not isinstance(weights, dict):
+        return f"returns {type(weights).__name__}, not a dict of names to tensors. Let it return the weights"
+    for name, value in weights.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             return f"returns {type(value).__name__} as {name!r}, not a tensor"
     return None
 
 
-def _no_module(given: Any) -> str | None:
+def _no_module(module: Any) -> str | None:
     return (
-        None if isinstance(given, nn.Module) else f"returns {type(given).__name__}, not an nn.Module. Let it return one"
+        None
+        if isinstance(module, nn.Module)
+        else f"returns {type(module).__name__}, not an nn.Module. Let it return one"
     )
 
 
@@ -170,10 +172,10 @@ def _giving(
 
     @wraps(function)
     def checked(*arguments: Any) -> Result:
-        given = function(*arguments)
-        if problem := wrong(given):
+        result = function(*arguments)
+        if problem := wrong(result):
             raise ConfigError(f"`{name}` of {path} {problem}. Correct the family file.")
-        return given
+        return result
 
     return checked
 
@@ -183,9 +185,9 @@ def _not_in_place(path: Path, adjust: Callable[[Weights], Weights]) -> Callable[
 
     def adjusted(weights: Weights) -> Weights:
         before = {name: tensor._version for name, tensor in weights.items()}
-        given = dict(weights)
+        passed = dict(weights)
         made = adjust(weights)
-        changed = [name for name, tensor in given.items() if tensor._version != before[name]]
+        changed = [name for name, tensor in passed.items() if tensor._version != before[name]]
         if changed:
             raise ConfigError(
                 f"`adjust` of {path} writes into {changed[0]}. Let it make new tensors: weights[name] = weights[name] * 2, "
@@ -198,11 +200,11 @@ def _not_in_place(path: Path, adjust: Callable[[Weights], Weights]) -> Callable[
 
 def _telling(path: Path, function: Callable[..., Result]) -> Callable[..., Result]:
     @wraps(function)
-    def told(*arguments: Any) -> Result:
+    def guarded(*arguments: Any) -> Result:
         with running(path):
             return function(*arguments)
 
-    return told
+    return guarded
 
 
 @contextlib.contextmanager

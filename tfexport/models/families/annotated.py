@@ -24,18 +24,18 @@ def _stack(side: str, embedding: str, attentions: tuple[tuple[str, str], ...]) -
         f"{embedding}.0.lut.weight": f"{side}.tokens.weight",
         f"{embedding}.1.pe": f"{side}.positions.table",
         **{
-            f"{layer}.{theirs}.linears.{k}.{{p}}": f"{layer}.{ours}.{name}.{{p}}"
-            for theirs, ours in attentions
+            f"{layer}.{module}.linears.{k}.{{p}}": f"{layer}.{ours}.{name}.{{p}}"
+            for module, ours in attentions
             for k, name in enumerate(_LINEARS)
         },
         f"{layer}.feed_forward.w_1.{{p}}": f"{layer}.feed_forward.hidden.{{p}}",
         f"{layer}.feed_forward.w_2.{{p}}": f"{layer}.feed_forward.output.{{p}}",
         **{
-            f"{layer}.sublayer.{k}.norm.{theirs}": f"{layer}.norms.{k}.{ours}"
+            f"{layer}.sublayer.{k}.norm.{parameter}": f"{layer}.norms.{k}.{ours}"
             for k in range(len(attentions) + 1)
-            for theirs, ours in _NORM.items()
+            for parameter, ours in _NORM.items()
         },
-        **{f"{side}.norm.{theirs}": f"{side}.norm.{ours}" for theirs, ours in _NORM.items()},
+        **{f"{side}.norm.{parameter}": f"{side}.norm.{ours}" for parameter, ours in _NORM.items()},
     }
 
 

@@ -93,10 +93,10 @@ class Family:
         """The names of the signature that these weights lack."""
         return [name for name in self.signature if name not in weights]
 
-    def fit(self, weights: Mapping[str, Tensor], told: Mapping[str, Any]) -> tuple[Family, dict[str, str]]:
+    def fit(self, weights: Mapping[str, Tensor], hints: Mapping[str, Any]) -> tuple[Family, dict[str, str]]:
         """The family fitted to weights with the user's own names, and the missing hints, each with its flag.
 
-        `told` has all hints of the user.
+        `hints` has all hints of the user.
         """
         return self, {}
 

@@ -37,16 +37,16 @@ class NameTemplate:
         Raises:
             ValueError: the text has an unknown placeholder, or the same one twice.
         """
-        found: dict[str, tuple[int, int]] = {}
+        bounds: dict[str, tuple[int, int]] = {}
         for match in _PLACEHOLDER.finditer(self.text):
-            if match["kind"] in found:
+            if match["kind"] in bounds:
                 raise ValueError(f"{{{match['kind']}}} comes twice in {self.text!r}")
-            found[match["kind"]] = int(match["step"] or 1), int(match["offset"] or 0)
-            if found[match["kind"]][0] == 0 or (match["kind"] == "p" and found["p"] != (1, 0)):
+            bounds[match["kind"]] = int(match["step"] or 1), int(match["offset"] or 0)
+            if bounds[match["kind"]][0] == 0 or (match["kind"] == "p" and bounds["p"] != (1, 0)):
                 raise ValueError(f"{match[0]} in {self.text!r} is not a placeholder")
         if left := re.search(r"[{}][^{}]*}?", _PLACEHOLDER.sub("", self.text)):
             raise ValueError(f"{left[0]} in {self.text!r} is not a placeholder")
-        return found
+        return bounds
 
     def match(self, name: str) -> dict[str, str] | None:
         """The values of the placeholders in a name; None if the name does not match."""

@@ -16,21 +16,21 @@ from tfexport.models.families.family import Family, count_indices
 
 
 def _stack(side: str, attentions: Mapping[str, str]) -> dict[str, str]:
-    theirs, ours = f"{side}.{side}_layers.{{i}}", f"{side}.layers.{{i}}"
+    prefix, ours = f"{side}.{side}_layers.{{i}}", f"{side}.layers.{{i}}"
     return {
         f"{side}.token_embedding.weight": f"{side}.tokens.weight",
         f"{side}.pos_embedding.weight": f"{side}.positions.table",
         f"{side}.layer_norm.{{p}}": f"{side}.norm.{{p}}",
-        f"{theirs}.layer_norm.{{p}}": f"{ours}.norms.0.{{p}}",
-        f"{theirs}.position_wise_ffn.conv1.{{p}}": f"{ours}.feed_forward.hidden.{{p}}",
-        f"{theirs}.position_wise_ffn.conv2.{{p}}": f"{ours}.feed_forward.output.{{p}}",
+        f"{prefix}.layer_norm.{{p}}": f"{ours}.norms.0.{{p}}",
+        f"{prefix}.position_wise_ffn.conv1.{{p}}": f"{ours}.feed_forward.hidden.{{p}}",
+        f"{prefix}.position_wise_ffn.conv2.{{p}}": f"{ours}.feed_forward.output.{{p}}",
         **{
-            f"{theirs}.{name}.attentions.{{h}}.{part}_w.weight": f"{ours}.{attention}.{projection}.weight"
+            f"{prefix}.{name}.attentions.{{h}}.{part}_w.weight": f"{ours}.{attention}.{projection}.weight"
             for name, attention in attentions.items()
             for part, projection in (("q", "query"), ("k", "key"), ("v", "value"))
         },
         **{
-            f"{theirs}.{name}.o_w.weight": f"{ours}.{attention}.output.weight" for name, attention in attentions.items()
+            f"{prefix}.{name}.o_w.weight": f"{ours}.{attention}.output.weight" for name, attention in attentions.items()
         },
     }
 

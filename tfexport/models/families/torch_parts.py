@@ -75,50 +75,50 @@ class Parts:
     """Missing hints, each with its flag."""
 
 
-def find_parts(weights: Mapping[str, Tensor], d_model: int, told: Mapping[str, Any]) -> Parts:
+def find_parts(weights: Mapping[str, Tensor], d_model: int, hints: Mapping[str, Any]) -> Parts:
     """Find the roles of `weights`, the weights outside the layers.
 
     Args:
-        told: names that the user gives for `src_embedding`, `tgt_embedding` and `output_layer`; for `positions` one name,
+        hints: names that the user gives for `src_embedding`, `tgt_embedding` and `output_layer`; for `positions` one name,
             two names separated by a comma, or a kind. Other hints are ignored.
 
     Raises:
         ConfigError: a named weight is missing, no weight can be an embedding, or tfexport computes no such positions.
     """
-    given = {role: _given(role, told[role], weights) for role in _ROLES if role in told}
-    said = str(told.get("positions", ""))
+    fixed = {role: _given(role, hints[role], weights) for role in _ROLES if role in hints}
+    said = str(hints.get("positions", ""))
     refuse_positions(said, (*_NOT_COMPUTED, *(f"{kind}s" for kind in _NOT_COMPUTED)))
     named = () if said in ("", *COMPUTED, NONE, *_KINDS) else _named_positions(said, weights)
-    for role, name in given.items():
+    for role, name in fixed.items():
         if name in named:
             raise ConfigError(f"{name} is given for --positions and for {FLAGS[role]}. Give it for one of them.")
-    taken = {*named, *given.values()}
+    taken = {*named, *fixed.values()}
     tables = [name for name, tensor in weights.items() if name not in taken and _is_table(name, tensor, d_model)]
     matrices = [
         name
         for name, tensor in weights.items()
         if tensor.dim() == 2 and tensor.shape[1] == d_model and name not in {*tables, *named}
     ]
-    matrices = list(dict.fromkeys([*matrices, *given.values()]))
+    matrices = list(dict.fromkeys([*matrices, *fixed.values()]))
     if not matrices:
         raise ConfigError(
             f"there are no embeddings of {d_model} columns outside its layers: was the torch.nn.Transformer saved alone? "
             "Save the state_dict of the whole model, model.state_dict()."
         )
-    found = Parts()
-    _find_matrices(found, matrices, weights, given)
-    if found.output == found.source != found.target:
+    parts = Parts()
+    _find_matrices(parts, matrices, weights, fixed)
+    if parts.output == parts.source != parts.target:
         raise ConfigError(
-            f"the output layer is the source's embedding, {found.source}. Give the target's, or one for both."
+            f"the output layer is the source's embedding, {parts.source}. Give the target's, or one for both."
         )
-    _find_positions(found, tables, named, said)
+    _find_positions(parts, tables, named, said)
     vectors = [name for name, tensor in weights.items() if tensor.dim() > 1 and tensor.shape[-1] == d_model]
-    for role, flag in found.unclear.items():
+    for role, flag in parts.unclear.items():
         shown = tables or vectors if role == "positions" else matrices
-        found.unclear[role] = flag + _candidates(shown, weights)
+        parts.unclear[role] = flag + _candidates(shown, weights)
         if role == "positions":
-            found.unclear[role] += " (tfexport does not compute rotary positions and ALiBi)"
-    return found
+            parts.unclear[role] += " (tfexport does not compute rotary positions and ALiBi)"
+    return parts
 
 
 def refuse_positions(said: object, kinds: Collection[str]) -> None:
@@ -130,39 +130,39 @@ def refuse_positions(said: object, kinds: Collection[str]) -> None:
         )
 
 
-def _find_matrices(found: Parts, matrices: list[str], weights: Mapping[str, Tensor], given: Mapping[str, str]) -> None:
+def _find_matrices(parts: Parts, matrices: list[str], weights: Mapping[str, Tensor], fixed: Mapping[str, str]) -> None:
     """Choose the only possible assignment of roles to matrices. If several are possible, ask for the roles that differ."""
-    free = [role for role in _ROLES if role not in given]
+    free = [role for role in _ROLES if role not in fixed]
     ways = (
-        _ways(matrices, weights, given)
+        _ways(matrices, weights, fixed)
         if free
-        else [(given["src_embedding"], given["tgt_embedding"], given["output_layer"])]
+        else [(fixed["src_embedding"], fixed["tgt_embedding"], fixed["output_layer"])]
     )
     unclear = {role for role, names in zip(_ROLES, zip(*ways, strict=True), strict=False) if len(set(names)) > 1}
-    if free and not all(_is_supported(way, weights, given) for way in ways):
+    if free and not all(_is_supported(way, weights, fixed) for way in ways):
         unclear |= {"src_embedding", "tgt_embedding"}
     if not ways:
         unclear = set(free)
     if not unclear:
-        ((found.source, found.target, found.output),) = ways
-    found.unclear.update({role: f"{FLAGS[role]} NAME" for role in free if role in unclear})
+        ((parts.source, parts.target, parts.output),) = ways
+    parts.unclear.update({role: f"{FLAGS[role]} NAME" for role in free if role in unclear})
     outputs = {output for source, target, output in ways if source != target == output}
-    if "tgt_embedding" in found.unclear and outputs:
-        found.unclear["tgt_embedding"] += f" ({' or '.join(sorted(outputs))} if it is tied to the output layer)"
+    if "tgt_embedding" in parts.unclear and outputs:
+        parts.unclear["tgt_embedding"] += f" ({' or '.join(sorted(outputs))} if it is tied to the output layer)"
 
 
-def _ways(matrices: list[str], weights: Mapping[str, Tensor], given: Mapping[str, str]) -> list[Roles]:
+def _ways(matrices: list[str], weights: Mapping[str, Tensor], fixed: Mapping[str, str]) -> list[Roles]:
     """The assignments that shapes and names allow, except those that only exchange equal matrices.
 
     If the target embedding and the output layer differ in their rows in each, the file is broken. That is reported later.
     """
     if len(matrices) > len(_ROLES):  # one has another role, and it is unknown which
         return []
-    candidates = [[given[role]] if role in given else matrices for role in _ROLES]
+    candidates = [[fixed[role]] if role in fixed else matrices for role in _ROLES]
     possible = [
         (source, target, output)
         for source, target, output in product(*candidates)
-        if {source, target, output} == set(matrices) and not _is_contradicted((source, target, output), weights, given)
+        if {source, target, output} == set(matrices) and not _is_contradicted((source, target, output), weights, fixed)
     ]
     fitting = [way for way in possible if weights[way[1]].shape[:1] == weights[way[2]].shape[:1]] or possible
     first = {name: next(other for other in matrices if _are_equal(weights[other], weights[name])) for name in matrices}
@@ -172,15 +172,15 @@ def _ways(matrices: list[str], weights: Mapping[str, Tensor], given: Mapping[str
     return list(distinct.values())
 
 
-def _is_contradicted(way: Roles, weights: Mapping[str, Tensor], given: Mapping[str, str]) -> bool:
+def _is_contradicted(way: Roles, weights: Mapping[str, Tensor], fixed: Mapping[str, str]) -> bool:
     """Whether names or a bias contradict the assignment: a matrix with a bias, or named an output, is no embedding."""
     source, target, output = way
-    if output == source != target and "output_layer" not in given:
+    if output == source != target and "output_layer" not in fixed:
         return True
     layers = {name for name in way if _bias_of(name) in weights} or {name for name in way if _is_output(name)}
-    if layers and output not in layers and "output_layer" not in given:
+    if layers and output not in layers and "output_layer" not in fixed:
         return True
-    if source in layers and "src_embedding" not in given:
+    if source in layers and "src_embedding" not in fixed:
         return True
     # Embeddings may be called `input` and `output`.
     # A matrix that is both the output layer and the target's embedding may have lost the name of the embedding.
@@ -190,18 +190,18 @@ def _is_contradicted(way: Roles, weights: Mapping[str, Tensor], given: Mapping[s
         and bool(_words(source) & _SOURCE)
         and _sides([source, target]) == (source, target)
     )
-    if target in layers and not may_embed and "tgt_embedding" not in given:
+    if target in layers and not may_embed and "tgt_embedding" not in fixed:
         return True
     sides = (_sides(list(pair)) for pair in combinations(dict.fromkeys(way), 2))
-    return "src_embedding" not in given and any(pair is not None and pair[0] != source for pair in sides)
+    return "src_embedding" not in fixed and any(pair is not None and pair[0] != source for pair in sides)
 
 
-def _is_supported(way: Roles, weights: Mapping[str, Tensor], given: Mapping[str, str]) -> bool:
+def _is_supported(way: Roles, weights: Mapping[str, Tensor], fixed: Mapping[str, str]) -> bool:
     """Whether two embeddings are known to be those of source and target; any third matrix could have such a name."""
     source, target, output = way
     if source != target == output and (_is_output(output) or _bias_of(output) in weights):
         return True  # there is no other embedding than the source's
-    if given.keys() & {"src_embedding", "tgt_embedding"} or _are_equal(weights[source], weights[target]):
+    if fixed.keys() & {"src_embedding", "tgt_embedding"} or _are_equal(weights[source], weights[target]):
         return True
     own = _words(source) - _words(target)
     says_source = bool(own & _SOURCE) and own <= _SOURCE | _EMBEDDING | _PLAIN
@@ -209,12 +209,12 @@ def _is_supported(way: Roles, weights: Mapping[str, Tensor], given: Mapping[str,
     return by_rows or _sides([source, target]) == (source, target)
 
 
-def _are_equal(one: Tensor, other: Tensor) -> bool:
+def _are_equal(left: Tensor, right: Tensor) -> bool:
     """Whether two tensors are equal. NaN, and values other than plain tensors, are reported later."""
-    if one is other:
+    if left is right:
         return True
-    are_plain = all(tensor.layout == torch.strided and not tensor.is_meta for tensor in (one, other))
-    return are_plain and (one.shape, one.dtype) == (other.shape, other.dtype) and torch.equal(one, other)
+    are_plain = all(tensor.layout == torch.strided and not tensor.is_meta for tensor in (left, right))
+    return are_plain and (left.shape, left.dtype) == (right.shape, right.dtype) and torch.equal(left, right)
 
 
 def _is_output(name: str) -> bool:
@@ -231,22 +231,22 @@ def _named_positions(said: str, weights: Mapping[str, Tensor]) -> tuple[str, ...
     return names[0], names[-1]
 
 
-def _find_positions(found: Parts, tables: list[str], named: tuple[str, ...], said: str) -> None:
+def _find_positions(parts: Parts, tables: list[str], named: tuple[str, ...], said: str) -> None:
     if said in COMPUTED:
-        found.kind, found.computed = "sinusoidal" if said == "sinusoidal" else "stored", said
+        parts.kind, parts.computed = "sinusoidal" if said == "sinusoidal" else "stored", said
     elif said == NONE:
-        found.kind = NONE
+        parts.kind = NONE
     elif named:
-        found.positions = named
+        parts.positions = named
     elif len(tables) == 1 and not _is_of_one_side(tables[0]):
-        found.positions = (tables[0], tables[0])
+        parts.positions = (tables[0], tables[0])
     elif sides := _sides(tables):
-        found.positions = sides
+        parts.positions = sides
     else:
         kinds = f" (or {', '.join((*COMPUTED, NONE))})"
-        found.unclear["positions"] = "--positions NAME" + (",NAME" if len(tables) > 1 else kinds)
+        parts.unclear["positions"] = "--positions NAME" + (",NAME" if len(tables) > 1 else kinds)
     if said in _KINDS:
-        found.kind = said
+        parts.kind = said
 
 
 def _is_table(name: str, tensor: Tensor, d_model: int) -> bool:

@@ -43,16 +43,16 @@ class TorchTransformer(Family):
         has_cross = any(_CROSS.fullmatch(name) for name in weights)
         return [] if has_cross else ["layers.0.multihead_attn.out_proj.weight"]
 
-    def fit(self, weights: Mapping[str, Tensor], told: Mapping[str, Any]) -> tuple[Family, dict[str, str]]:
+    def fit(self, weights: Mapping[str, Tensor], hints: Mapping[str, Any]) -> tuple[Family, dict[str, str]]:
         encoder, decoder = _stacks(weights)
         beside = {name: t for name, t in weights.items() if not name.startswith((encoder, decoder))}
         norms = _final_norms(beside, encoder, decoder)
         beside = {name: tensor for name, tensor in beside.items() if name not in norms}
         d_model = _d_model(weights, encoder)
-        parts = find_parts({name: t for name, t in beside.items() if not _is_mask(name)}, d_model, told)
+        parts = find_parts({name: t for name, t in beside.items() if not _is_mask(name)}, d_model, hints)
         masks = [name for name in beside if _is_mask(name)]
         bare, biased = _norm_weights(weights, encoder, decoder, norms)
-        if told.get("norm") == "rms" and biased:
+        if hints.get("norm") == "rms" and biased:
             raise ConfigError(_not_rms(biased, bare))
 
         def read_config(weights: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class TorchTransformer(Family):
             return fields if parts.unclear else fields | _part_fields(weights, parts)
 
         def adjust(canonical: dict[str, Tensor]) -> dict[str, Tensor]:
-            without = () if told.get("norm") == "rms" else (to for name in bare for to in fitted.canonical_names(name))
+            without = () if hints.get("norm") == "rms" else (to for name in bare for to in fitted.canonical_names(name))
             return _adjusted(canonical, without)
 
         def reference(weights: Mapping[str, Tensor], config: ModelConfig) -> nn.Module:
@@ -85,13 +85,13 @@ class TorchTransformer(Family):
             read_config=read_config,
             ignored=tuple(masks),
             adjust=adjust,
-            notes=() if parts.unclear else tuple(_notes(parts, masks, told)),
+            notes=() if parts.unclear else tuple(_notes(parts, masks, hints)),
             usual=_USUAL if weights.keys() >= _TUTORIAL else {},
             asked=(
                 *self.asked,
                 *(("max_source_length", "max_target_length") if parts.computed or parts.kind == NONE else ()),
                 *(("norm",) if bare else ()),
-                *(("norm_eps",) if told.get("norm") == "rms" else ()),
+                *(("norm_eps",) if hints.get("norm") == "rms" else ()),
             ),
             computed_positions=COMPUTED.get(parts.computed),
             told_by_user=self.told_by_user,
@@ -117,19 +117,19 @@ def _stacks(weights: Mapping[str, Tensor]) -> tuple[str, str]:
     return encoders[0], decoders[0]
 
 
-def _stack(ours: str, theirs: str, attentions: Mapping[str, str]) -> dict[str, str | tuple[str, ...]]:
+def _stack(ours: str, prefix: str, attentions: Mapping[str, str]) -> dict[str, str | tuple[str, ...]]:
     layer, projections = f"{ours}.layers.{{i}}", ("query", "key", "value")
     names: dict[str, str | tuple[str, ...]] = {}
     for attention, canonical in attentions.items():
         to = f"{layer}.{canonical}"
-        names[f"{theirs}{{i}}.{attention}.in_proj_{{p}}"] = tuple(f"{to}.{name}.{{p}}" for name in projections)
+        names[f"{prefix}{{i}}.{attention}.in_proj_{{p}}"] = tuple(f"{to}.{name}.{{p}}" for name in projections)
         for name in projections:  # if kdim or vdim were given
-            names[f"{theirs}{{i}}.{attention}.{name[0]}_proj_weight"] = f"{to}.{name}.weight"
-        names[f"{theirs}{{i}}.{attention}.out_proj.{{p}}"] = f"{to}.output.{{p}}"
-    names[f"{theirs}{{i}}.linear1.{{p}}"] = f"{layer}.feed_forward.hidden.{{p}}"
-    names[f"{theirs}{{i}}.linear2.{{p}}"] = f"{layer}.feed_forward.output.{{p}}"
+            names[f"{prefix}{{i}}.{attention}.{name[0]}_proj_weight"] = f"{to}.{name}.weight"
+        names[f"{prefix}{{i}}.{attention}.out_proj.{{p}}"] = f"{to}.output.{{p}}"
+    names[f"{prefix}{{i}}.linear1.{{p}}"] = f"{layer}.feed_forward.hidden.{{p}}"
+    names[f"{prefix}{{i}}.linear2.{{p}}"] = f"{layer}.feed_forward.output.{{p}}"
     for norm in range(len(attentions) + 1):
-        names[f"{theirs}{{i}}.norm{norm + 1}.{{p}}"] = f"{layer}.norms.{norm}.{{p}}"
+        names[f"{prefix}{{i}}.norm{norm + 1}.{{p}}"] = f"{layer}.norms.{norm}.{{p}}"
     return names
 
 
@@ -246,7 +246,7 @@ def _is_mask(name: str) -> bool:
     return name.endswith("mask")
 
 
-def _notes(parts: Parts, masks: list[str], told: Mapping[str, Any]) -> list[str]:
+def _notes(parts: Parts, masks: list[str], hints: Mapping[str, Any]) -> list[str]:
     positions = ", ".join(dict.fromkeys(parts.positions)) or (
         f"computed, {parts.computed}" if parts.computed else "none"
     )
@@ -255,7 +255,7 @@ def _notes(parts: Parts, masks: list[str], told: Mapping[str, Any]) -> list[str]
         f"embeddings: {embeddings}; output layer: {parts.output}; positions: {positions}",
         *(
             ["not in the file: norm_eps, which is PyTorch's 1e-05 unless --norm-eps says otherwise"]
-            * ("norm_eps" not in told)
+            * ("norm_eps" not in hints)
         ),
     ]
     return notes + [f"left out: {', '.join(masks)}: masks come from lengths"] * bool(masks)

@@ -22,8 +22,8 @@ def _stack(side: str, norms: tuple[str, ...], attentions: Mapping[str, str]) -> 
         f"{side}.pos_embedding.weight": f"{side}.positions.table",
         **{f"{layer}.{norm}.{{p}}": f"{layer}.norms.{k}.{{p}}" for k, norm in enumerate(norms)},
         **{
-            f"{layer}.{theirs}.{name}.{{p}}": f"{layer}.{ours}.{projection}.{{p}}"
-            for theirs, ours in attentions.items()
+            f"{layer}.{module}.{name}.{{p}}": f"{layer}.{ours}.{projection}.{{p}}"
+            for module, ours in attentions.items()
             for name, projection in projections.items()
         },
         f"{layer}.positionwise_feedforward.fc_1.{{p}}": f"{layer}.feed_forward.hidden.{{p}}",

@@ -133,7 +133,7 @@ _SUFFIXES = {
 
 
 def other_format(path: Path, head: bytes = b"") -> str | None:
-    """What a file of another format is, by its first bytes or its name, and the way out; None for other files."""
+    """The name of a foreign format, by a file's first bytes or its name, and the way out; None for other files."""
     by_content = (about for magic, about in _FORMATS.items() if head.startswith(magic))
     by_name = (about for suffix, about in _SUFFIXES.items() if path.name.endswith(suffix))
     return next(by_content, None) or next(by_name, None)

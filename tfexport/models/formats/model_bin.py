@@ -94,16 +94,16 @@ class _Reader:
             raise self._damaged("begins with version 0")
         spec, revision = (self._text(), self._number("I")) if version >= 2 else ("", 1)
         check(spec, revision)
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for _ in range(self._number("I")):
             name = self._text()
-            if name in found:
+            if name in tensors:
                 raise self._damaged(f"has {name} twice")
-            found[name] = self._variable(name, version)
-        aliases = self._aliases(found) if version >= 3 else {}
+            tensors[name] = self._variable(name, version)
+        aliases = self._aliases(tensors) if version >= 3 else {}
         if self._left:
             raise self._damaged(f"has {self._left} bytes after its end")
-        return self._sorted(version, spec, revision, found, aliases)
+        return self._sorted(version, spec, revision, tensors, aliases)
 
     def _damaged(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self._path} {what}, so it is damaged. Check that it was copied completely.")
@@ -142,25 +142,25 @@ class _Reader:
         tensor = torch.from_numpy(array.astype(_TYPES[kind]))  # a writable copy
         return tensor.view(torch.bfloat16) if kind == _BFLOAT16 else tensor
 
-    def _aliases(self, found: dict[str, Tensor]) -> dict[str, str]:
+    def _aliases(self, tensors: dict[str, Tensor]) -> dict[str, str]:
         aliases: dict[str, str] = {}
         for _ in range(self._number("I")):
             alias, name = self._text(), self._text()
-            if name not in found:
+            if name not in tensors:
                 raise self._damaged(f"says that {alias} is {name}, which it lacks")
-            if alias in found or alias in aliases:
+            if alias in tensors or alias in aliases:
                 raise self._damaged(f"has {alias} twice")
             aliases[alias] = name
         return aliases
 
     def _sorted(
-        self, version: int, spec: str, revision: int, found: dict[str, Tensor], aliases: dict[str, str]
+        self, version: int, spec: str, revision: int, tensors: dict[str, Tensor], aliases: dict[str, str]
     ) -> ModelBin:
         weights: dict[str, Tensor] = {}
         attributes: dict[str, int | float] = {}
         texts: dict[str, str] = {}
-        scales = {f"{name}_scale" for name, tensor in found.items() if _is_quantized(tensor)}
-        for name, tensor in found.items():
+        scales = {f"{name}_scale" for name, tensor in tensors.items() if _is_quantized(tensor)}
+        for name, tensor in tensors.items():
             if name in scales:
                 continue
             if tensor.dim() == 0:
@@ -172,7 +172,7 @@ class _Reader:
             elif not _is_quantized(tensor):
                 raise self._damaged(f"has {name} in {len(tensor)} whole numbers")
             else:
-                weights[name] = self._dequantized(name, tensor, found.get(f"{name}_scale"))
+                weights[name] = self._dequantized(name, tensor, tensors.get(f"{name}_scale"))
         used = own = sum(tensor.nbytes for tensor in weights.values())
         for alias, name in aliases.items():
             if name in weights:
@@ -193,8 +193,8 @@ class _Reader:
             scale = torch.tensor(_GLOBAL_INT16_SCALE)
         wanted = [tensor.shape[0]] if tensor.dtype == torch.int8 else []
         if scale is None or not scale.is_floating_point() or list(scale.shape) != wanted:
-            told = "none" if scale is None else f"one of {list(scale.shape)}"
-            raise self._damaged(f"has {name} in integers, which need a {name}_scale of {wanted}, and has {told}")
+            actual = "none" if scale is None else f"one of {list(scale.shape)}"
+            raise self._damaged(f"has {name} in integers, which need a {name}_scale of {wanted}, and has {actual}")
         inverse = 1.0 / scale.float()
         return tensor.float() * inverse.reshape(*wanted, *[1] * (tensor.dim() - len(wanted)))
 

@@ -201,21 +201,21 @@ def _read_stream(mapped: mmap.mmap) -> Any:
 
     read_pickle(stream, note)
     keys = read_pickle(stream, no_storage)
-    start, found = mapped.tell(), {}
+    start, records = mapped.tell(), {}
     if not isinstance(keys, list) or not all(isinstance(key, str) and key in declared for key in keys):
         raise Refused("its list of storages is not that of its tensors")
     for key in keys:
         start += 8  # the number of elements precedes the storage
         if start + declared[key] > len(mapped):
             raise Refused(f"a tensor of {declared[key]} bytes is declared where there are {len(mapped) - start}")
-        found[key] = _bytes(mapped, start, declared[key])
+        records[key] = _bytes(mapped, start, declared[key])
         if start % _ALIGNMENT:
-            found[key] = found[key].clone()
+            records[key] = records[key].clone()
         start += declared[key]
     if start != len(mapped):
         raise Refused("its tensors have other sizes than it declares")
     mapped.seek(begin)
-    return read_pickle(stream, lambda key, n_bytes: found[key][:n_bytes])
+    return read_pickle(stream, lambda key, n_bytes: records[key][:n_bytes])
 
 
 def _check_byte_order(is_little: bool) -> None:

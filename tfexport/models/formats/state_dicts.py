@@ -63,13 +63,13 @@ def find_state_dict(path: Path, content: Any, key: str | None = None) -> dict[st
         if len(usual) != 1:
             break
         content = content[usual[0]]
-    found = {"": parts} if (parts := _joined_parts(content)) else dict(_state_dicts(content))
-    if len(found) > 1:
+    candidates = {"": parts} if (parts := _joined_parts(content)) else dict(_state_dicts(content))
+    if len(candidates) > 1:
         raise CheckpointError(
-            f"{path} contains weights in {len(found)} places: {_listed(found)}. Choose one with --key NAME; or, if they are "
-            "parts of one model, save it as a whole with torch.save(model.state_dict(), 'ckpt.pt')."
+            f"{path} contains weights in {len(candidates)} places: {_listed(candidates)}. Choose one with --key NAME; or, "
+            "if they are parts of one model, save it as a whole with torch.save(model.state_dict(), 'ckpt.pt')."
         )
-    content = next(iter(found.values()), content)
+    content = next(iter(candidates.values()), content)
     if not _has_tensors(content):
         raise CheckpointError(
             f"{path} contains no weights by name, but {what_is(content)}. Nothing in it was run. Save them with "
@@ -183,13 +183,13 @@ def _at(path: Path, content: Any, key: str) -> Any:
         parts = rest.split(".")[:_MOST_LEVELS]
         heads = (".".join(parts[:count]) for count in range(1, len(parts)))
         waiting += [(entries[head], rest.removeprefix(f"{head}.")) for head in heads if head in entries]
-    found = dict(_state_dicts(content))
-    places = f"it has weights in {_listed(found)}" if found else f"it contains {what_is(content)}"
+    candidates = dict(_state_dicts(content))
+    places = f"it has weights in {_listed(candidates)}" if candidates else f"it contains {what_is(content)}"
     raise CheckpointError(f"{path} has no entry {key!r}: {places}. Correct or leave out --key.")
 
 
-def _listed(found: Mapping[str, Mapping[Any, Any]]) -> str:
-    return some([f"{name} ({len(weights)} tensors)" for name, weights in found.items()])
+def _listed(candidates: Mapping[str, Mapping[Any, Any]]) -> str:
+    return some([f"{name} ({len(weights)} tensors)" for name, weights in candidates.items()])
 
 
 def _has_tensors(content: Any) -> bool:

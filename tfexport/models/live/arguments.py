@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 MaskValues = Literal["hide", "keep", "add", "int"]
-"""What a mask holds: True where a key is hidden, True where it is read, a number to add to scores, or 1 where it is read."""
+"""The values of a mask: True where a key is hidden, True where it is read, a number to add to scores, or 1 where
+it is read."""
 MaskAxes = Literal[2, 3, 4]
 """[queries, keys] and [batch, keys]; [batch, queries, keys]; [batch, 1, queries, keys]."""
 Role = Literal["mask", "lengths", "tokens", "other"]
@@ -23,7 +24,7 @@ _OTHER = ("teacher", "ratio", "return", "train", "cache", "past", "state", "pos"
 
 
 def role_of(name: str) -> Role:
-    """What a parameter of this name takes."""
+    """The kind of value that a parameter of this name takes."""
     lower = name.lower()
     if "mask" in lower or "pad" in lower:
         return "mask"

@@ -47,10 +47,10 @@ def _readers(graph: Graph) -> dict[int, Node]:
     """The product of weights and values that reads each softmax."""
     readers: dict[int, Node] = {}
     for node in graph.matmuls:
-        for given in node.active:
-            assert given.origin is not None
+        for operand in node.active:
+            assert operand.origin is not None
             try:
-                origin = graph.back(given.origin, ("softmax",))
+                origin = graph.back(operand.origin, ("softmax",))
             except NotCanonical:
                 continue
             for index in parents_of(origin):
@@ -65,7 +65,7 @@ def _outputs(graph: Graph) -> dict[int, Product]:
         product = graph.products.get(node.index)
         read = [] if product is None else [product]
         if node.kind == "elementwise" and node.op == "add":  # the residual sum, if no projection was before
-            read = [_identity(given, node) for given in node.active if given.value.shape == node.value.shape]
+            read = [_identity(operand, node) for operand in node.active if operand.value.shape == node.value.shape]
         for reader in read:
             for end in graph.between(reader.origin).ends:
                 if end.kind == "matmul" and end.index not in outputs and _is_of_heads(graph, reader):
@@ -83,7 +83,7 @@ def _is_of_heads(graph: Graph, reader: Product) -> bool:
 
 
 def _identity(states: Input, node: Node) -> Product:
-    """What an operation reads [.., d_model], as the result of a product with the identity."""
+    """The input of an operation [.., d_model], as the result of a product with the identity."""
     assert states.origin is not None
     origin, values = (t.reshape(-1, t.shape[-1]) for t in (states.origin, states.value))
     before = replace(node, index=max(parents_of(origin), default=0))
@@ -178,9 +178,9 @@ class _Weights:
 
 def _scores(graph: Graph, softmax: Node) -> _Weights:
     """The weights of a softmax. Its axes may have any order, as in `einsum("ibhd,jbhd->ijbh")`."""
-    (given,) = softmax.active
-    assert given.origin is not None
-    origin = graph.back(given.origin, ("matmul",))
+    (scores_operand,) = softmax.active
+    assert scores_operand.origin is not None
+    origin = graph.back(scores_operand.origin, ("matmul",))
     parents = parents_of(origin)
     if len(parents) != 1:
         raise NotCanonical("scores of several products are joined before their softmax", softmax.place)
@@ -196,7 +196,7 @@ def _scores(graph: Graph, softmax: Node) -> _Weights:
         ordered[places] = tensor.flatten()
         return ordered.view(shape)
 
-    values, scores = in_order(softmax.value), in_order(given.value)
+    values, scores = in_order(softmax.value), in_order(scores_operand.value)
     queries, keys = left, right.mT
     if not is_close(values.sum(-1), torch.ones(shape[:2])):  # the product has keys in its rows
         values, scores = values.mT, scores.mT
@@ -220,18 +220,18 @@ def _mixing(graph: Graph, softmax: Node, mixing: Node, weights: _Weights) -> tup
     return _heads(graph, right.origin.reshape(-1, *right.origin.shape[-2:])), sums
 
 
-def _comes_from(graph: Graph, given: Input, softmax: Node) -> bool:
+def _comes_from(graph: Graph, operand: Input, softmax: Node) -> bool:
     """Whether an operand is the result of a softmax."""
-    assert given.origin is not None
+    assert operand.origin is not None
     try:
-        return parents_of(graph.back(given.origin, ("softmax",))) == {softmax.index}
+        return parents_of(graph.back(operand.origin, ("softmax",))) == {softmax.index}
     except NotCanonical:
         return False
 
 
-def _transposed(given: Input) -> Input:
-    assert given.origin is not None
-    return replace(given, value=given.value.mT, origin=given.origin.mT)
+def _transposed(operand: Input) -> Input:
+    assert operand.origin is not None
+    return replace(operand, value=operand.value.mT, origin=operand.origin.mT)
 
 
 def _heads(graph: Graph, origins: Tensor) -> list[Head]:

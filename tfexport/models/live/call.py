@@ -258,11 +258,11 @@ def _forward_ways(module: nn.Module, pair: tuple[str, str], pad: int, vocab: int
 
         def call(src: Tensor, tgt: Tensor) -> Tensor:
             arguments = Arguments(src, tgt, pad, values, axes)
-            given: dict[str, Any] = dict.fromkeys(unknown)
-            given |= {name: arguments.named(of_tensorflow(name, masks)) for name in (*masks, *lengths)}
-            given |= dict(zip(pair, (src, tgt) if is_batch_first else (src.T, tgt.T), strict=True))
+            keywords: dict[str, Any] = dict.fromkeys(unknown)
+            keywords |= {name: arguments.named(of_tensorflow(name, masks)) for name in (*masks, *lengths)}
+            keywords |= dict(zip(pair, (src, tgt) if is_batch_first else (src.T, tgt.T), strict=True))
             shape = tgt.shape if is_batch_first else tgt.T.shape
-            result = logits_of_run(module, lambda: module(**given), tuple(shape), vocab)
+            result = logits_of_run(module, lambda: module(**keywords), tuple(shape), vocab)
             return result if is_batch_first else result.transpose(0, 1)
 
         order = f"{'batch' if is_batch_first else 'length'} first"
@@ -311,17 +311,17 @@ def _by_name(function: Callable[..., Any], arguments: Arguments, ids: Tensor, me
     """Arguments of a method by the names of its parameters. A mask that the encoder returned is given back."""
     states, *rest = memory if isinstance(memory, tuple | list) else (memory,)
     parameters = inspect.signature(function.forward if isinstance(function, nn.Module) else function).parameters
-    given: dict[str, Any] = {}
+    keywords: dict[str, Any] = {}
     for name, parameter in parameters.items():
         role = role_of(name)
         if role == "mask":
-            given[name] = rest[0] if rest else arguments.mask(name)
+            keywords[name] = rest[0] if rest else arguments.mask(name)
         elif role == "lengths":
-            given[name] = (ids != arguments.pad).sum(1)
+            keywords[name] = (ids != arguments.pad).sum(1)
         elif states is not None and any(
             word in name.lower() for word in ("memory", "enc", "context", "hidden", "cross")
         ):
-            given[name] = states
+            keywords[name] = states
         elif parameter.default is parameter.empty and _is_named(parameter):
-            given[name] = arguments.src if is_of_source(name) else ids
-    return given
+            keywords[name] = arguments.src if is_of_source(name) else ids
+    return keywords

@@ -27,8 +27,8 @@ class _Use:
 
 
 Kind = Literal["", "ids", "padding", "other", "state", "limit"]
-"""What a tensor follows from: nothing that is followed; the ids as they are; perhaps padding alone; other ids than padding;
-embeddings; a condition on states."""
+"""The values that a tensor depends on: none that is followed; the ids as they are; perhaps padding alone; other ids than
+padding; embeddings; a condition on states."""
 _COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "isin"])
 
 
@@ -38,7 +38,7 @@ class _Conditions(DispatchMode):
     def __init__(self, pad: int, *ids: Tensor):
         super().__init__()  # type: ignore[no-untyped-call]
         self.uses: list[_Use] = []
-        """What follows from the ids alone and changes states, in order: masks of padding, and others."""
+        """Tensors that depend on the ids alone and change states, in order: masks of padding, and others."""
         self.on_tokens: dict[str, None] = {}
         """The lines where a condition on other ids than padding changes states."""
         self.on_states: dict[str, None] = {}
@@ -58,39 +58,39 @@ class _Conditions(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func._schema.name.split("::")[1]
-        given = [(self._kind(leaf), leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        kinds = {kind for kind, _ in given}
+        operands = [(self._kind(leaf), leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        kinds = {kind for kind, _ in operands}
         if name in MADE or not kinds - {""}:
             return result
         for made in tree_leaves(result):
             if isinstance(made, Tensor):
-                kind = self._kind_of(name, made, given, kinds, args)
+                kind = self._kind_of(name, made, operands, kinds, args)
                 self._kinds[self._key(made)] = kind, made
         return result
 
     def _kind_of(
-        self, name: str, made: Tensor, given: Sequence[tuple[Kind, Tensor]], kinds: set[Kind], args: Any
+        self, name: str, made: Tensor, operands: Sequence[tuple[Kind, Tensor]], kinds: set[Kind], args: Any
     ) -> Kind:
         """The kind of a result. A use of a condition is noted."""
         if not made.is_floating_point():
             if kinds & {"state", "limit"}:
                 return "limit"
-            if "other" in kinds or (name in _COMPARISONS and "ids" in kinds and not self._is_padding(given, args)):
+            if "other" in kinds or (name in _COMPARISONS and "ids" in kinds and not self._is_padding(operands, args)):
                 return "other"
             return "ids" if "ids" in kinds and (name in MOVES or made.dtype == torch.int64) else "padding"
         if "state" in kinds:
             line = line_of_user()
             self.on_states |= dict.fromkeys([line] if "limit" in kinds else [])
             self.on_tokens |= dict.fromkeys([line] if "other" in kinds else [])
-            self.uses += [_Use(line, leaf.detach().clone()) for kind, leaf in given if kind in ("ids", "padding")]
+            self.uses += [_Use(line, leaf.detach().clone()) for kind, leaf in operands if kind in ("ids", "padding")]
             return "state"
-        if name in LOOKUPS and any(not kind and leaf.is_floating_point() for kind, leaf in given):
+        if name in LOOKUPS and any(not kind and leaf.is_floating_point() for kind, leaf in operands):
             return "state"
         return next(kind for kind in ("limit", "other", "padding") if kind in kinds or kind == "padding")
 
-    def _is_padding(self, given: Sequence[tuple[Kind, Tensor]], args: Any) -> bool:
+    def _is_padding(self, operands: Sequence[tuple[Kind, Tensor]], args: Any) -> bool:
         """Whether ids are compared with the padding id, or with lengths."""
-        constants = [leaf for kind, leaf in given if not kind]
+        constants = [leaf for kind, leaf in operands if not kind]
         numbers = [leaf for leaf in tree_leaves(args) if isinstance(leaf, int | float) and not isinstance(leaf, bool)]
         return any(number == self._pad for number in numbers) or any(bool((t == self._pad).all()) for t in constants)
 

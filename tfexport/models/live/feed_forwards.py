@@ -92,7 +92,7 @@ def _activation(values: Tensor, states: Tensor, factor: Tensor | float = 1.0) ->
 
 
 def _with_biases(features: Head, nodes: Sequence[Node]) -> list[tuple[Tensor, Tensor]]:
-    """What an activation may read, with its bias: the features as the product has them, or with a bias added after it."""
+    """Values that an activation may read, with their bias: the features of the product, or these plus a bias after it."""
     pairs = [(features.values, features.bias)]
     for node in nodes:
         for vector in node.constants:

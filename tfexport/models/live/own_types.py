@@ -98,8 +98,8 @@ def doubts_in_own_types(call: WorkingCall, model: Transformer, returns: str, ids
     try:
         long = (random_pairs(model, ids, call, [length], [length]) for length in _LONG)
         for pairs, context in zip(chain(of_several_lengths(model, ids, call), long), cycle(_CONTEXTS), strict=False):
-            theirs, exact = _own(call, pairs, mode, context), _exact(model, returns, pairs)
-            difference, _ = largest_difference(theirs, _rows_of(exact), pairs, returns)
+            own, exact = _own(call, pairs, mode, context), _exact(model, returns, pairs)
+            difference, _ = largest_difference(own, _rows_of(exact), pairs, returns)
             is_long = max(pairs.src.shape[1], pairs.tgt.shape[1]) >= min(_LONG)
             tolerance = max(_TOLERANCES[mode.type], _LONG_TOLERANCE if is_long else 0.0)
             if difference > tolerance and difference > _MOST_ROUNDING * _rounding(model, returns, pairs):
@@ -128,11 +128,11 @@ _LONG = (64, 1024)
 _LONG_TOLERANCE = 1e-2
 """The same for them: sinusoids that are computed in float32 have an error of 1e-4 at position 1,000."""
 _CONTEXTS = (torch.no_grad, torch.inference_mode, torch.enable_grad)
-"""What people decode in."""
+"""Contexts in which people decode."""
 
 
 def _own(call: WorkingCall, pairs: Pairs, mode: _NarrowestType, context: Callable[[], Any] = torch.no_grad) -> Tensor:
-    """What the module gives in its own types."""
+    """The result of the module in its own types."""
     try:
         with context(), eagerly(), mode, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of PyTorch about its fast path, which the user knows

@@ -88,7 +88,7 @@ def position_table(
 
 
 def _added(call: Call, side: Side, embedding: Embedding, length: int, ids: Ids) -> Tensor | None:
-    """What a stack adds to the embeddings of so many tokens [length, d_model], with the parameters as they are now."""
+    """The sum that a stack adds to the embeddings of `length` tokens [length, d_model], with the current parameters."""
     tokens = ids.random(side, (1, length), 9)
     node = record_steps(call, *ids.with_other_side(side, tokens), side, embedding.step + 1)[-1]
     states = rows_of(node.value, embedding.values.shape[1])

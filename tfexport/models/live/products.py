@@ -85,7 +85,7 @@ class Graph:
         operands, bias = [*node.inputs], None
         if node.op in ("addmm", "baddbmm"):
             bias, *operands = operands
-            if not bias.is_constant and not all(given.is_constant for given in operands):
+            if not bias.is_constant and not all(operand.is_constant for operand in operands):
                 raise NotCanonical("a product that is added to states in one operation", node.place)
         elif node.op in ("linear", "convolution") and len(operands) > 2:
             *operands, bias = operands
@@ -182,10 +182,10 @@ class Graph:
         if node.kind != "elementwise":
             raise NotCanonical(f"{node.op} where elementwise arithmetic was expected", node.place)
         unique: list[Tensor] = []
-        for given in node.active:
-            assert given.origin is not None
+        for operand in node.active:
+            assert operand.origin is not None
             try:
-                wide = given.origin.expand(node.value.shape)
+                wide = operand.origin.expand(node.value.shape)
             except RuntimeError:
                 raise NotCanonical(f"{node.op} mixes the elements of a state", node.place) from None
             for leaf in self.leaves(wide.flatten()[element_of(origin)], stop):
@@ -194,14 +194,14 @@ class Graph:
         return unique
 
     def _several(self, node: Node) -> str:
-        """What an operation on several states where one was expected is, in words."""
+        """The description of an operation that reads several states where one was expected."""
         active = node.active
         if node.kind != "elementwise":
             return f"{node.op} where elementwise arithmetic was expected"
         if len(active) == 2:
-            ends = [[end.index for end in self.between(given.origin).ends] for given in active]  # type: ignore[arg-type]
+            ends = [[end.index for end in self.between(operand.origin).ends] for operand in active]  # type: ignore[arg-type]
             if ends[0] and ends[0] == ends[1]:
-                if node.op in ("add", "sub") and all(given.value.shape == node.value.shape for given in active):
+                if node.op in ("add", "sub") and all(operand.value.shape == node.value.shape for operand in active):
                     return "queries or keys are turned by their positions: rotary positions (RoPE)"
                 return "queries or keys are divided by their own size: QK-norm"
         if "norm" in node.op:

@@ -52,7 +52,7 @@ _SHORT = 8
 
 @dataclass(frozen=True)
 class Proof:
-    """What was compared."""
+    """The result of a comparison."""
 
     sequences: int
     ids: int
@@ -129,7 +129,7 @@ def prove(
 
 
 def logits_of(model: Transformer, returns: str, pairs: Pairs) -> Tensor:
-    """What the canonical model gives for pairs, in the form of the module's result; [batch, tgt, vocab]."""
+    """The result of the canonical model for pairs, in the form of the module's result; [batch, tgt, vocab]."""
     return _in_form(model(pairs.src, torch.tensor(pairs.src_lengths), pairs.tgt), returns)
 
 
@@ -139,7 +139,7 @@ def _in_form(logits: Tensor, returns: str) -> Tensor:
 
 
 def largest_difference(
-    theirs: Tensor, ours: Callable[[Tensor], Tensor], pairs: Pairs, returns: str
+    reference: Tensor, ours: Callable[[Tensor], Tensor], pairs: Pairs, returns: str
 ) -> tuple[float, int]:
     """The largest difference of logits at real target tokens, and its row in [batch * tgt].
 
@@ -147,19 +147,19 @@ def largest_difference(
     of an id that may not come, must not hide a difference of the others.
 
     Args:
-        theirs: [batch, tgt, vocab]
+        reference: [batch, tgt, vocab]
         ours: gives the rows [rows, vocab] with these indices in [batch * tgt].
     """
     error, place = 0.0, 0
     rows = pairs.is_real.flatten().nonzero()[:, 0]
     for part in torch.split(rows, ROWS):  # type: ignore[no-untyped-call]  # copies of all logits need much memory
-        expected, given = theirs.flatten(0, 1)[part].double(), ours(part)
+        expected, actual = reference.flatten(0, 1)[part].double(), ours(part)
         if returns == "probabilities":  # very small ones underflow in float32
-            expected, given = expected.clamp(min=_LEAST_SHARE).log(), given.clamp(min=math.log(_LEAST_SHARE))
+            expected, actual = expected.clamp(min=_LEAST_SHARE).log(), actual.clamp(min=math.log(_LEAST_SHARE))
         some = expected[:, :: max(1, expected.shape[1] // _SAMPLE)]
         spread = (some - some.median(1, keepdim=True).values).abs().median(1, keepdim=True).values
         spread = torch.where(spread.isfinite() & (spread > 0), spread, 1.0)
-        difference = ((expected - given).abs() / (spread + expected.abs())).amax(1).nan_to_num(math.inf)
+        difference = ((expected - actual).abs() / (spread + expected.abs())).amax(1).nan_to_num(math.inf)
         if difference.max() > error:
             error, place = float(difference.max()), int(part[difference.argmax()])
     return error, place
@@ -173,7 +173,7 @@ def _compare(call: WorkingCall, model: Transformer, returns: str, pairs: Pairs) 
         Difference: it is above `TOLERANCE`.
     """
     with plain_operations():
-        theirs = call.call(pairs.src, pairs.tgt)
+        reference = call.call(pairs.src, pairs.tgt)
     with InFloat64():
         states = model.states(pairs.src, torch.tensor(pairs.src_lengths), pairs.tgt).flatten(0, 1)
 
@@ -181,7 +181,7 @@ def _compare(call: WorkingCall, model: Transformer, returns: str, pairs: Pairs) 
         with InFloat64():
             return _in_form(model.logits(states[rows]), returns)
 
-    error, place = largest_difference(theirs, ours, pairs, returns)
+    error, place = largest_difference(reference, ours, pairs, returns)
     if error > TOLERANCE:
         row = place // pairs.tgt.shape[1]
         source, target = pairs.src[row, : pairs.src_lengths[row]], pairs.tgt[row, : pairs.tgt_lengths[row]]
@@ -219,10 +219,10 @@ def _compare_ids(
             _check_masks(steps[-1], batch, side)
         ours, value = _embedded(model, side, batch), steps[step].value
         orders = [value.permute(order) for order in permutations(range(value.dim()))]
-        theirs = [states for states in orders if states.shape == ours.shape]
-        if not theirs:
+        references = [states for states in orders if states.shape == ours.shape]
+        if not references:
             raise Difference(f"the operations on the ids of the {side} depend on the size of the batch")
-        differences = ((states - ours).abs() > TOLERANCE * (1 + states.abs()) for states in theirs)
+        differences = ((states - ours).abs() > TOLERANCE * (1 + states.abs()) for states in references)
         wrong = min(differences, key=lambda difference: int(difference.sum())).any(-1)
         if bool(wrong.any()):
             raise Difference(f"the embedding of id {int(batch[wrong][0])} of the {side} differs")

@@ -56,14 +56,14 @@ class LiveModel:
     made: Mapping[str, Made | None]
     """How each of the weights is made of parameters and buffers; None for what the module computes."""
     doubts: Mapping[str, str]
-    """What the comparison does not cover, with the reason."""
+    """The parts that the comparison does not cover, with the reason."""
     called: str
     """How the module was called; see `WorkingCall.about`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadingOptions:
-    """What no module says, from the user."""
+    """Settings of the user that no module has."""
 
     pad_id: int
     bos_id: int
@@ -192,7 +192,7 @@ class _Reading:
         return LiveModel(config, weights, proof, self.notes, made, doubts, self.call.about)
 
     def _doubts(self, exported: Transformer) -> dict[str, str]:
-        """What the comparison does not confirm, with the reason."""
+        """The parts that the comparison does not confirm, with the reason."""
         structure = self.structure
         try:
             doubts = doubts_in_own_types(self.call, exported, structure.returns, self.ids)

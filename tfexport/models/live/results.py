@@ -24,7 +24,7 @@ def logits_of_run(module: nn.Module, run: Callable[[], Any], shape: tuple[int, .
     ran: set[int] = set()
     projected: list[Tensor] = []
 
-    def note(part: nn.Module, given: Any, result: Any) -> None:
+    def note(part: nn.Module, inputs: Any, result: Any) -> None:
         ran.add(id(part))
         if isinstance(part, nn.Linear):
             projected[:] = [result]

@@ -79,9 +79,9 @@ def read_stack(graph: Graph, other: Graph, side: Side, sublayers: Sequence[Subla
     order = _ORDER[side]
     kinds = [sublayer.kind for sublayer in sublayers]
     if not sublayers or kinds != [*order] * (len(kinds) // len(order)):
-        given = ", ".join(kinds) or "none"
+        names = ", ".join(kinds) or "none"
         place = sublayers[0].place if sublayers else ""
-        raise NotCanonical(f"the sublayers of the {side} are {given}, not {', '.join(order)} in each layer", place)
+        raise NotCanonical(f"the sublayers of the {side} are {names}, not {', '.join(order)} in each layer", place)
     embedding = _embedding(graph, other, side, sublayers[0])
     stack = Stack(side, embedding, norm_first=False, n_layers=len(kinds) // len(order))
     reader = _Reader(graph, stack, embedding.values, embedding.node.index)
@@ -107,7 +107,7 @@ def embedding_projections(graph: Graph, sublayer: Sublayer) -> list[int]:
 
 
 def _embedding(graph: Graph, other: Graph, side: Side, first: Sublayer) -> Embedding:
-    """What two forwards with other ids share is not of the ids: the positions."""
+    """The embedding of a side. Values that two forwards with different ids share are positions."""
     lookups = [node for node in graph.lookups if node.sides == {side}]
     if not lookups:
         raise NotCanonical(f"the ids of the {side} are looked up in no table as they are")
@@ -229,7 +229,7 @@ class _Reader:
     def _sums(self, sublayer: Sublayer, after: Product) -> Iterator[tuple[Node, Tensor, Affine]]:
         """The sums of a sublayer's result and a state, that state, and what happened to the result before."""
         for node in self.graph.after(sublayer.last.index, after.index):
-            active = [rows_of(given.value, self.d_model) for given in node.active]
+            active = [rows_of(operand.value, self.d_model) for operand in node.active]
             if node.op != "add" or len(active) != 2:
                 continue
             total = rows_of(node.value, self.d_model)

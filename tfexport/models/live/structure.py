@@ -36,7 +36,7 @@ class Structure:
     embeddings: Mapping[Side, Embedding]
     norm_kind: NormKind
     returns: str
-    """What the module returns: logits, log-probabilities or probabilities."""
+    """The kind of the module's result: logits, log-probabilities or probabilities."""
     notes: Sequence[str]
     limits: Sequence[str] = ()
     """Operations that change values beyond a limit, which perhaps none reached, such as `clamp, my_code.py, line 41`."""
@@ -82,7 +82,7 @@ def read_structure(call: Call, ids: Callable[[int, int], Tensor]) -> Structure:
 def _limits(graph: Graph) -> list[str]:
     nodes = [node for node in graph.used if node.op in _LIMITS]
     unused = [
-        node for node in nodes if _has_two(node) or any(_is_same(node.value, given.value) for given in node.inputs)
+        node for node in nodes if _has_two(node) or any(_is_same(node.value, operand.value) for operand in node.inputs)
     ]
     return list(dict.fromkeys(f"{node.op}, {node.place}" for node in unused))
 

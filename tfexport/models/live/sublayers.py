@@ -1,4 +1,4 @@
-"""What attentions and feed-forwards share: their results, their weights, and the features that they read."""
+"""Parts that attentions and feed-forwards share: their results, their weights, and the features that they read."""
 
 from __future__ import annotations
 

@@ -115,12 +115,12 @@ class Node:
     @property
     def active(self) -> list[Input]:
         """The inputs that depend on the tokens."""
-        return [given for given in self.inputs if given.origin is not None]
+        return [operand for operand in self.inputs if operand.origin is not None]
 
     @property
     def constants(self) -> list[Tensor]:
         """The floating-point inputs that do not depend on the tokens."""
-        return [given.value for given in self.inputs if given.is_constant and given.value.is_floating_point()]
+        return [operand.value for operand in self.inputs if operand.is_constant and operand.value.is_floating_point()]
 
 
 def parents_of(origin: Tensor) -> set[int]:
@@ -201,7 +201,7 @@ class Tape(DispatchMode):
         name, is_written = func._schema.name.split("::")[1], func._schema.is_mutable
         # Inputs are compared only in a whole forward; a long one that ends early has no memory for them.
         inputs = [_input(tensor, origins[id(tensor)], copied=self.until is None) for tensor in tensors]
-        given = [None if isinstance(leaf, Tensor) else leaf for leaf in args]
+        plain = [None if isinstance(leaf, Tensor) else leaf for leaf in args]
         result = func(*args, **named)
         results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         if any(tensor.is_complex() for tensor in results):
@@ -210,11 +210,11 @@ class Tape(DispatchMode):
             return result
         if not is_written and all(tensor.untyped_storage()._cdata in self._memory for tensor in results):
             return result  # a view
-        floats = [given for given in inputs if given.value.is_floating_point()]
-        if name in LOOKUPS and results[0].is_floating_point() and all(given.is_constant for given in floats):
-            self._look_up(name, inputs, given, results[0])
+        floats = [operand for operand in inputs if operand.value.is_floating_point()]
+        if name in LOOKUPS and results[0].is_floating_point() and all(operand.is_constant for operand in floats):
+            self._look_up(name, inputs, plain, results[0])
         elif name.startswith("index_put") and origins[id(args[2])] is None:  # a mask: scores[hidden] = -inf
-            self._node(name, inputs, given, results[0])
+            self._node(name, inputs, plain, results[0])
         elif name in _SCATTERS and len(args) == 4 and args[3] == 1 and inputs[0].is_constant:
             self._one_hot[results[0].untyped_storage()._cdata] = inputs[-1]
             self._write(results[0], inputs[-1].origin.expand(results[0].shape))  # type: ignore[union-attr]
@@ -231,16 +231,16 @@ class Tape(DispatchMode):
             self._write(results[0], moved)
         elif name in ("zero_", "fill_"):
             self._write(results[0], CONSTANT)
-        elif any(not given.is_constant for given in floats):
+        elif any(not operand.is_constant for operand in floats):
             for number, tensor in enumerate(results):
                 if tensor.is_floating_point():
-                    self._node(f"{name}:{number}" if number else name, inputs, given, tensor)
+                    self._node(f"{name}:{number}" if number else name, inputs, plain, tensor)
         return result
 
     def _node(
         self, op: str, inputs: Sequence[Input], args: Sequence[Any], result: Tensor, side: Side | None = None
     ) -> None:
-        parents = set().union(*(parents_of(given.origin) for given in inputs if given.origin is not None))
+        parents = set().union(*(parents_of(operand.origin) for operand in inputs if operand.origin is not None))
         sides = frozenset({side}) if side else frozenset().union(*(self.nodes[index].sides for index in parents))
         name, value, kind = op.removesuffix("_"), result.detach().clone(), "lookup" if side else "elementwise"
         if name == "div" and (scores := self._scores_of(inputs)) is not None:
@@ -269,17 +269,17 @@ class Tape(DispatchMode):
                 scores = shifted.inputs[0]
         return [scores], [None, *total.args[1]]
 
-    def _whole(self, given: Input) -> Node | None:
+    def _whole(self, operand: Input) -> Node | None:
         """The operation whose result, all of it in its order, an operand is; None if it is something else."""
-        if given.origin is None:
+        if operand.origin is None:
             return None
-        parents = parents_of(given.origin)
+        parents = parents_of(operand.origin)
         node = self.nodes[parents.pop()] if len(parents) == 1 else None
-        return node if node is not None and torch.equal(node.origin.flatten(), given.origin.flatten()) else None
+        return node if node is not None and torch.equal(node.origin.flatten(), operand.origin.flatten()) else None
 
     def _look_up(self, op: str, inputs: Sequence[Input], args: Sequence[Any], result: Tensor) -> None:
         """A row of a constant table for each id."""
-        ids = next(given for given in inputs if given.origin is not None)
+        ids = next(operand for operand in inputs if operand.origin is not None)
         assert ids.origin is not None
         sides: dict[int, Side] = {_SRC: "encoder", _TGT: "decoder"}
         # Forward may fix some, as the first one of targets. The proof finds any other that differs from the call's.
@@ -320,8 +320,8 @@ class Tape(DispatchMode):
 _SRC, _TGT = -2, -3
 
 
-def _is_same(given: Input, other: Input) -> bool:
-    return given.origin is not None and other.origin is not None and torch.equal(given.origin, other.origin)
+def _is_same(left: Input, right: Input) -> bool:
+    return left.origin is not None and right.origin is not None and torch.equal(left.origin, right.origin)
 
 
 def _input(value: Tensor, origin: Tensor | None, *, copied: bool) -> Input:

@@ -14,17 +14,17 @@ _MOST_SHOWN = 60
 class Arguments:
     """Options by name. The object records which of them were read."""
 
-    def __init__(self, where: str, given: Mapping[str, Any]):
+    def __init__(self, where: str, values: Mapping[str, Any]):
         self.where = where
         """The place of the options, for messages."""
-        self._given = given
+        self._given = values
         self._read: set[str] = set()
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value of an option. None counts as missing."""
         self._read.add(name)
-        found = self._given.get(name)
-        return default if found is None else found
+        value = self._given.get(name)
+        return default if value is None else value
 
     def number(self, name: str, default: int | None = None) -> int:
         value = self.get(name, default)
@@ -68,12 +68,12 @@ class Arguments:
             raise ConfigError(f"{self.where} has {name} {value}, not above 0. Correct it.")
         return value
 
-    def same(self, one: str, other: str) -> int:
+    def same(self, left: str, right: str) -> int:
         """A size that both stacks must share."""
-        values = self.size(one), self.size(other)
+        values = self.size(left), self.size(right)
         if values[0] != values[1]:
             raise ConfigError(
-                f"{self.where} has {one} {values[0]} and {other} {values[1]}: models whose stacks differ in it are "
+                f"{self.where} has {left} {values[0]} and {right} {values[1]}: models whose stacks differ in it are "
                 "not supported."
             )
         return values[0]
@@ -89,14 +89,14 @@ class Arguments:
     def require(self, wanted: Mapping[str, Any]) -> None:
         """Refuse options with unsupported values. Each has one supported value, which is also its default."""
         for name, value in wanted.items():
-            if (found := self.get(name, value)) != value:
-                raise ConfigError(f"{self.where} has {name} {_shown(found)}, and only {_shown(value)} is supported.")
+            if (actual := self.get(name, value)) != value:
+                raise ConfigError(f"{self.where} has {name} {_shown(actual)}, and only {_shown(value)} is supported.")
 
     def refuse(self, *names: str) -> None:
         """Refuse options that are on. They are only supported if they are false, 0 or empty."""
         for name in names:
-            if found := self.get(name):
-                raise ConfigError(f"{self.where} has {name} {_shown(found)}, which is not supported.")
+            if actual := self.get(name):
+                raise ConfigError(f"{self.where} has {name} {_shown(actual)}, which is not supported.")
 
     def others(self, harmless: Collection[str]) -> list[str]:
         """Options with a value that were not read and are not known to be harmless."""

@@ -119,8 +119,8 @@ class _Model:
         unread = [*(name for name in self.weights if not family.known(name)), *others]
         if unread:
             meant = dict.fromkeys(said for name in unread for part, said in MEANINGS.items() if part in name)
-            told = f" ({', '.join(meant)})" if meant else ""
-            raise ConfigError(f"{self.path} has {some(sorted(unread), 4)}{told}, which is not supported.")
+            features = f" ({', '.join(meant)})" if meant else ""
+            raise ConfigError(f"{self.path} has {some(sorted(unread), 4)}{features}, which is not supported.")
 
 
 def read_folder(path: Path, options: TextOptions) -> ToolkitCheckpoint:
@@ -301,8 +301,8 @@ def _positions(model: _Model) -> dict[str, Any]:
     weights = model.weights
     if not any(DISTANCES in name for name in weights):
         lengths = zip(("max_source_length", "max_target_length"), TABLES, strict=True)
-        told = {name: model.rows(table) for name, table in lengths if table in weights}
-        return {"positions": "stored", **told}
+        limits = {name: model.rows(table) for name, table in lengths if table in weights}
+        return {"positions": "stored", **limits}
     if beside := [table for table in TABLES if table in weights]:
         raise ConfigError(f"{model.path} has {beside[0]} and {DISTANCES}; only one of them is supported.")
     max_distance = None
@@ -340,10 +340,10 @@ def _by_distance(path: Path, buckets: Tensor, max_distance: float | None, *, bot
         )
     distance = np.arange(-max_distance if both_ways else 0, max_distance + 1)  # of the query from the key
     far = np.abs(distance)
-    one = np.float32
-    ratio = np.maximum(far, 1).astype(one) / one(exact)
-    growth = np.log(ratio) / np.log(one(max_distance) / one(exact)) * one(n - exact)
-    bucket = np.where(far < exact, far, np.minimum((one(exact) + growth).astype(np.int64), n - 1))
+    single = np.float32
+    ratio = np.maximum(far, 1).astype(single) / single(exact)
+    growth = np.log(ratio) / np.log(single(max_distance) / single(exact)) * single(n - exact)
+    bucket = np.where(far < exact, far, np.minimum((single(exact) + growth).astype(np.int64), n - 1))
     return buckets[torch.from_numpy(bucket + n * (distance < 0))]
 
 

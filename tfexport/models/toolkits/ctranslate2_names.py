@@ -44,31 +44,31 @@ def variables() -> dict[str, str | tuple[str, ...]]:
     names: dict[str, str | tuple[str, ...]] = {OUTPUT: "output_weight", BIAS: "output_bias"}
     norm = (("gamma", "weight"), ("beta", "bias"))
     for side in SIDES:
-        theirs, ours = f"{side}/layer_{{i}}", f"{side}.layers.{{i}}"
+        prefix, ours = f"{side}/layer_{{i}}", f"{side}.layers.{{i}}"
         own, cross = f"{ours}.self_attention", f"{ours}.cross_attention"
         names |= {
             f"{side}/embeddings/weight": f"{side}.tokens.weight",
             f"{side}/position_encodings/encodings": f"{side}.positions.table",
             f"{side}/layer_0/self_attention/{DISTANCES}": f"{side}.positions.table",
-            f"{theirs}/self_attention/linear_0/{{p}}": (f"{own}.query.{{p}}", f"{own}.key.{{p}}", f"{own}.value.{{p}}"),
-            f"{theirs}/self_attention/linear_1/{{p}}": f"{own}.output.{{p}}",
-            f"{theirs}/ffn/linear_0/{{p}}": f"{ours}.feed_forward.hidden.{{p}}",
-            f"{theirs}/ffn/linear_0_noact/{{p}}": f"{ours}.feed_forward.gate.{{p}}",
-            f"{theirs}/ffn/linear_1/{{p}}": f"{ours}.feed_forward.output.{{p}}",
+            f"{prefix}/self_attention/linear_0/{{p}}": (f"{own}.query.{{p}}", f"{own}.key.{{p}}", f"{own}.value.{{p}}"),
+            f"{prefix}/self_attention/linear_1/{{p}}": f"{own}.output.{{p}}",
+            f"{prefix}/ffn/linear_0/{{p}}": f"{ours}.feed_forward.hidden.{{p}}",
+            f"{prefix}/ffn/linear_0_noact/{{p}}": f"{ours}.feed_forward.gate.{{p}}",
+            f"{prefix}/ffn/linear_1/{{p}}": f"{ours}.feed_forward.output.{{p}}",
         }
         sublayers = ["self_attention", "ffn"]
         if side == "decoder":
             sublayers.insert(1, "attention")
             names |= {
-                f"{theirs}/attention/linear_0/{{p}}": f"{cross}.query.{{p}}",
-                f"{theirs}/attention/linear_1/{{p}}": (f"{cross}.key.{{p}}", f"{cross}.value.{{p}}"),
-                f"{theirs}/attention/linear_2/{{p}}": f"{cross}.output.{{p}}",
+                f"{prefix}/attention/linear_0/{{p}}": f"{cross}.query.{{p}}",
+                f"{prefix}/attention/linear_1/{{p}}": (f"{cross}.key.{{p}}", f"{cross}.value.{{p}}"),
+                f"{prefix}/attention/linear_2/{{p}}": f"{cross}.output.{{p}}",
             }
         for g, p in norm:
             names |= {
                 f"{side}/layernorm_embedding/{g}": f"{side}.embedding_norm.{p}",
                 f"{side}/layer_norm/{g}": f"{side}.norm.{p}",
-                **{f"{theirs}/{name}/layer_norm/{g}": f"{ours}.norms.{k}.{p}" for k, name in enumerate(sublayers)},
+                **{f"{prefix}/{name}/layer_norm/{g}": f"{ours}.norms.{k}.{p}" for k, name in enumerate(sublayers)},
             }
     return names
 
@@ -78,6 +78,6 @@ def renamed(name: str) -> str:
     attention = (("multi_head", "self_attention"),)
     if "encoder" not in name:
         attention = (("masked_multi_head", "self_attention"), ("multi_head", "attention"))  # type: ignore[assignment]
-    for theirs, ours in (*_FIRST_NAMES, *attention):
-        name = name.replace(theirs, ours, 1)
+    for old, new in (*_FIRST_NAMES, *attention):
+        name = name.replace(old, new, 1)
     return name

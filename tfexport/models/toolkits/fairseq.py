@@ -108,8 +108,8 @@ def _arguments(path: Path, content: Mapping[str, Any]) -> Arguments:
     Up to version 0.9 they are in one Namespace. Later versions have groups, and some models have groups for their stacks.
     """
     if content.get("cfg") is None:
-        given = plain(content["args"], f"args in {path}")
-        return Arguments(f"args in {path}", given if isinstance(given, dict) else {})
+        arguments = plain(content["args"], f"args in {path}")
+        return Arguments(f"args in {path}", arguments if isinstance(arguments, dict) else {})
     where = f"cfg in {path}"
     groups = plain(content["cfg"], where)
     if not isinstance(groups, dict) or not isinstance(groups.get("model"), dict):
@@ -120,10 +120,10 @@ def _arguments(path: Path, content: Mapping[str, Any]) -> Arguments:
         match = _INTERPOLATION.fullmatch(value) if isinstance(value, str) else None
         if match is None:
             return value
-        found: Any = groups
+        group_value: Any = groups
         for part in match[1].split("."):
-            found = found.get(part) if isinstance(found, dict) else None
-        return None if found == value else found
+            group_value = group_value.get(part) if isinstance(group_value, dict) else None
+        return None if group_value == value else group_value
 
     flat: dict[str, Any] = {}
     task: Any = groups.get("task")
@@ -134,15 +134,15 @@ def _arguments(path: Path, content: Mapping[str, Any]) -> Arguments:
             flat |= {f"{name}_{key}": resolved(part) for key, part in inner.items()} or {name: resolved(value)}
     flat["task"], flat["arch"] = task.get("_name"), flat.get("arch") or groups["model"].get("_name")
     for name, (group, key) in _TEXT.items():
-        given = groups.get(group)
-        flat[name] = given.get(key) if isinstance(given, dict) else given
+        arguments = groups.get(group)
+        flat[name] = arguments.get(key) if isinstance(arguments, dict) else arguments
     return Arguments(where, flat)
 
 
-def _weights(path: Path, found: Mapping[Any, Any]) -> dict[str, Tensor]:
+def _weights(path: Path, tensors: Mapping[Any, Any]) -> dict[str, Tensor]:
     """The weights under the names of fairseq 0.12, converted from older layouts."""
     weights: dict[str, Tensor] = {}
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise CheckpointError(
                 f"the model in {path} has {name!r}, which is not a tensor. Check that it is complete."
@@ -237,7 +237,7 @@ def _positions(arguments: Arguments, weights: dict[str, Tensor], side: str, d_mo
 
 def _dictionaries(path: Path, arguments: Arguments, fields: Mapping[str, Any]) -> tuple[Tokenizers, dict[str, str]]:
     """The tokenizers of the dictionaries next to the checkpoint, and the reason for each missing one, by side."""
-    found: list[TextTokenizer | None] = []
+    dictionaries: list[TextTokenizer | None] = []
     absent = {}
     for side, name, size in (
         ("source", "src", fields["src_vocab_size"]),
@@ -255,8 +255,8 @@ def _dictionaries(path: Path, arguments: Arguments, fields: Mapping[str, Any]) -
         elif tokenizer.size != size:
             absent[side] = f"{file.name} next to it has {tokenizer.size} words, the model {size}: it was not read"
             tokenizer = None
-        found.append(tokenizer)
-    return Tokenizers(*found), absent
+        dictionaries.append(tokenizer)
+    return Tokenizers(*dictionaries), absent
 
 
 def _old_norms(side: str, count: int) -> dict[str, str]:

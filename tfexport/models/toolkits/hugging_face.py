@@ -67,17 +67,17 @@ def read_folder(path: Path, options: TextOptions) -> ToolkitCheckpoint:
     tensors = _read_weights(path)
     folder = (t5 if model_type in T5 else bart_like)(model_type, settings, tensors)
     text = read_text(path, model_type, folder.fields, options)
-    given = {} if text.language is None else _spoken(folder.fields, text.language)
+    spoken = {} if text.language is None else _spoken(folder.fields, text.language)
     notes = [*folder.family.notes, *text.notes]
-    told = folder.fields.keys() & {"forced_first_id"} or "bos_id" in _spoken(folder.fields, 0)
-    if text.speaks and not (told or given):
+    has_language = folder.fields.keys() & {"forced_first_id"} or "bos_id" in _spoken(folder.fields, 0)
+    if text.speaks and not (has_language or spoken):
         notes.append("nothing says which language to write, so the model chooses: give --tgt-lang")
     return replace(
         folder,
         family=replace(folder.family, notes=tuple(notes)),
-        fields={**folder.fields, **text.fields, **given},
+        fields={**folder.fields, **text.fields, **spoken},
         tokenizers=text.tokenizers,
-        given=given,
+        given=spoken,
         generation=settings.generation(),
         assumed=tuple(_spoken(folder.fields, 0)),  # a fine-tuned model has a default language, and knows others
     )

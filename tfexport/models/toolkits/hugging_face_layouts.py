@@ -261,7 +261,7 @@ def _special_ids(settings: Settings) -> dict[str, Any]:
 
 def bart_names(side: str, attentions: Mapping[str, str]) -> dict[str, str]:
     layer = f"{side}.layers.{{i}}"
-    norms = (*(f"{theirs}_layer_norm" for theirs in attentions), "final_layer_norm")
+    norms = (*(f"{module}_layer_norm" for module in attentions), "final_layer_norm")
     return {
         f"{side}.embed_tokens.weight": f"{side}.tokens.weight",
         f"{side}.embed_positions.weight": f"{side}.positions.table",
@@ -269,8 +269,8 @@ def bart_names(side: str, attentions: Mapping[str, str]) -> dict[str, str]:
         f"{side}.layer_norm.{{p}}": f"{side}.norm.{{p}}",
         **{f"{layer}.{norm}.{{p}}": f"{layer}.norms.{k}.{{p}}" for k, norm in enumerate(norms)},
         **{
-            f"{layer}.{theirs}.{part}_proj.{{p}}": f"{layer}.{ours}.{name}.{{p}}"
-            for theirs, ours in attentions.items()
+            f"{layer}.{module}.{part}_proj.{{p}}": f"{layer}.{ours}.{name}.{{p}}"
+            for module, ours in attentions.items()
             for part, name in (("q", "query"), ("k", "key"), ("v", "value"), ("out", "output"))
         },
         f"{layer}.fc1.{{p}}": f"{layer}.feed_forward.hidden.{{p}}",
@@ -295,13 +295,13 @@ def _t5_names(side: str, attentions: Mapping[str, str]) -> dict[str, str]:
         f"{side}.final_layer_norm.weight": f"{side}.norm.weight",
         **{f"{block}.{k}.layer_norm.weight": f"{layer}.norms.{k}.weight" for k in range(last + 1)},
         **{
-            f"{block}.{k}.{theirs}.{part}.weight": f"{layer}.{ours}.{name}.weight"
-            for k, (theirs, ours) in enumerate(attentions.items())
+            f"{block}.{k}.{module}.{part}.weight": f"{layer}.{ours}.{name}.weight"
+            for k, (module, ours) in enumerate(attentions.items())
             for part, name in (("q", "query"), ("k", "key"), ("v", "value"), ("o", "output"))
         },
         **{
-            f"{block}.{last}.DenseReluDense.{theirs}.weight": f"{layer}.feed_forward.{ours}.weight"
-            for theirs, ours in (("wi", "hidden"), ("wi_0", "hidden"), ("wi_1", "gate"), ("wo", "output"))
+            f"{block}.{last}.DenseReluDense.{matrix}.weight": f"{layer}.feed_forward.{ours}.weight"
+            for matrix, ours in (("wi", "hidden"), ("wi_0", "hidden"), ("wi_1", "gate"), ("wo", "output"))
         },
     }
 
@@ -316,8 +316,10 @@ _T5_NAMES = {
 def _family(name: str, about: str, renames: Mapping[str, str], settings: Settings) -> Family:
     notes = []
     if search := settings.search_settings():
-        told = ", ".join(f"{name} {value}" for name, value in search.items())
-        notes.append(f"its own library searches with {told}; `decode --search-profile hf` does the same where possible")
+        search_text = ", ".join(f"{name} {value}" for name, value in search.items())
+        notes.append(
+            f"its own library searches with {search_text}; `decode --search-profile hf` does the same where possible"
+        )
     if unread := settings.unread():
         notes.append(f"its config has settings that were not read: {', '.join(unread)}")
     return self_described(

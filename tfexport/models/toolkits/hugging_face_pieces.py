@@ -105,20 +105,20 @@ def read_pieces(path: Path, model_type: str, language: str | None) -> FolderPiec
         )
     if model_type == "marian" and (path / "source.spm").is_file():
         vocabulary = _vocabulary(path / "vocab.json")
-        theirs = path / "target_vocab.json"
+        target_file = path / "target_vocab.json"
         source = _looked_up(path / "source.spm", vocabulary)
-        target = _looked_up(path / "target.spm", _vocabulary(theirs) if theirs.is_file() else vocabulary)
+        target = _looked_up(path / "target.spm", _vocabulary(target_file) if target_file.is_file() else vocabulary)
         return FolderPieces(source, target, (), (_of(vocabulary, "</s>", path),))
-    found = next((name for name in _FILES if (path / name).is_file()), None)
-    if found is None:
+    file_name = next((name for name in _FILES if (path / name).is_file()), None)
+    if file_name is None:
         raise NotRead("it has no tokenizer.json and no SentencePiece model")
     if model_type == "m2m_100" and (path / "vocab.json").is_file():
         added, _ = _added(path, settings)
         vocabulary = _with_languages(_vocabulary(path / "vocab.json"), settings) | added
-        side = _looked_up(path / found, vocabulary)
+        side = _looked_up(path / file_name, vocabulary)
         spoken = _language(vocabulary, settings, language, path)
         return FolderPieces(side, side, (spoken,), (_of(vocabulary, "</s>", path),))
-    return _numbered(path, path / found, model_type, settings, language)
+    return _numbered(path, path / file_name, model_type, settings, language)
 
 
 # --- models whose pieces keep their own numbers
@@ -288,8 +288,8 @@ def language_id(id_of: Callable[[str], int | None], name: str, path: Path) -> in
         ConfigError: the vocabulary lacks the language.
     """
     for token in (name, f"__{name}__"):
-        if (found := id_of(token)) is not None:
-            return int(found)
+        if (number := id_of(token)) is not None:
+            return int(number)
     raise ConfigError(f"the vocabulary in {path} has no language {name!r}. Give it in the vocabulary's spelling.")
 
 

@@ -76,8 +76,8 @@ class Settings(Arguments):
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value of a setting. As in the library, generation_config.json has priority."""
-        told, found = super().get(name, default), self._generation.get(name)
-        return told if found is None else found
+        value, generation = super().get(name, default), self._generation.get(name)
+        return value if generation is None else generation
 
     def token(self, name: str) -> int | None:
         """The id of a special token, if there is one."""
@@ -124,10 +124,10 @@ class Settings(Arguments):
 
     def search_settings(self) -> dict[str, Any]:
         """Search settings that the user may want to give to `decode`."""
-        told = {name: self.get(name) for name in _SEARCH}
-        told["eos_token_id"] = told["eos_token_id"] if isinstance(told["eos_token_id"], list) else None
-        told["bad_words_ids"] = [words for words in self.bad_words() if len(words) > 1] or None
-        return {name: value for name, value in told.items() if value is not None and value != _SEARCH[name]}
+        settings = {name: self.get(name) for name in _SEARCH}
+        settings["eos_token_id"] = settings["eos_token_id"] if isinstance(settings["eos_token_id"], list) else None
+        settings["bad_words_ids"] = [words for words in self.bad_words() if len(words) > 1] or None
+        return {name: value for name, value in settings.items() if value is not None and value != _SEARCH[name]}
 
     def generation(self) -> dict[str, Any] | None:
         """The library's search settings for the bundle: generation_config.json, or config.json as in folders
@@ -139,6 +139,8 @@ class Settings(Arguments):
 
     def unread(self) -> list[str]:
         """Entries that were not read and are not known to be harmless."""
-        told = {**self._given, **self._generation}
+        settings = {**self._given, **self._generation}
         known = {*self._read, *_HARMLESS.split()}
-        return sorted(name for name, value in told.items() if name not in known and value not in (None, False, {}, []))
+        return sorted(
+            name for name, value in settings.items() if name not in known and value not in (None, False, {}, [])
+        )

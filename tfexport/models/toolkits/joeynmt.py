@@ -87,13 +87,13 @@ def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
         raise CheckpointError(
             f"{file} is a checkpoint of JoeyNMT, but its configuration {config} is missing. Put the model's own there."
         )
-    told = Arguments(str(config), read_settings(read_yaml_file(config), str(config)))
+    settings = Arguments(str(config), read_settings(read_yaml_file(config), str(config)))
     weights = _weights(file)
-    model = told.inner("model")
+    model = settings.inner("model")
     fields = _fields(model, weights)
-    text = read_text(file.parent, told.inner("data"), options)
+    text = read_text(file.parent, settings.inner("data"), options)
     notes = [*text.notes]
-    if search := _search(told.inner("testing")):
+    if search := _search(settings.inner("testing")):
         notes.append(
             f"its own search uses {search}; give `decode` the options that you want, and --search-profile joeynmt"
         )
@@ -120,10 +120,10 @@ def checkpoint_file(path: Path) -> Path:
     if (path / "best.ckpt").is_file():
         return path / "best.ckpt"
     steps = [file for file in path.glob("*.ckpt") if file.stem.isdecimal() and len(file.stem) < 19]
-    found = max(steps, key=lambda file: int(file.stem), default=path / "latest.ckpt")
-    if not found.is_file():
+    newest = max(steps, key=lambda file: int(file.stem), default=path / "latest.ckpt")
+    if not newest.is_file():
         raise CheckpointError(f"{path} has no checkpoint (best.ckpt, or STEPS.ckpt). Give the path of one.")
-    return found
+    return newest
 
 
 def _weights(file: Path) -> dict[str, Tensor]:
@@ -153,8 +153,8 @@ def _fields(model: Arguments, weights: dict[str, Tensor]) -> dict[str, Any]:
     norm_first = _norm_first(encoder, decoder, weights)
 
     def same(name: str, *usual: int) -> int:
-        found = [settings.size(name, number) for settings, number in zip(sides.values(), usual, strict=True)]
-        return int(_same(model, name, *found))
+        sizes = [settings.size(name, number) for settings, number in zip(sides.values(), usual, strict=True)]
+        return int(_same(model, name, *sizes))
 
     d_model = same("hidden_size", 512, 512)
     scales = [settings.inner("embeddings").flag("scale", False) for settings in sides.values()]
@@ -193,23 +193,23 @@ def _norm_first(encoder: Arguments, decoder: Arguments, weights: Mapping[str, Te
     post-norm in the decoder. A pre-norm decoder also has a final norm.
     """
     usual = "pre" if "decoder.layer_norm.weight" in weights else "post"
-    found = encoder.get("layer_norm", "pre"), decoder.get("layer_norm", usual)
-    return _same(encoder, "layer_norm", *(encoder.known("layer_norm", value, _NORMS) for value in found)) == "pre"
+    orders = encoder.get("layer_norm", "pre"), decoder.get("layer_norm", usual)
+    return _same(encoder, "layer_norm", *(encoder.known("layer_norm", value, _NORMS) for value in orders)) == "pre"
 
 
-def _same(where: Arguments, name: str, one: Any, other: Any) -> Any:
+def _same(where: Arguments, name: str, left: Any, right: Any) -> Any:
     """A value that must be the same in both stacks."""
-    if one != other:
+    if left != right:
         raise ConfigError(
-            f"{where.where} has {name} {one!r} for the encoder and {other!r} for the decoder: models whose stacks differ "
+            f"{where.where} has {name} {left!r} for the encoder and {right!r} for the decoder: models whose stacks differ "
             "in it are not supported."
         )
-    return one
+    return left
 
 
 def _search(testing: Arguments) -> str:
-    told = {name: testing.get(name) for name in (*_SEARCH, *_SEARCH_TOO)}
-    return ", ".join(f"{name} {str(value)[:30]}" for name, value in told.items() if value is not None)
+    settings = {name: testing.get(name) for name in (*_SEARCH, *_SEARCH_TOO)}
+    return ", ".join(f"{name} {str(value)[:30]}" for name, value in settings.items() if value is not None)
 
 
 def _layer(side: str, attentions: Mapping[str, str], norms: tuple[str, ...]) -> dict[str, str]:
@@ -217,8 +217,8 @@ def _layer(side: str, attentions: Mapping[str, str], norms: tuple[str, ...]) -> 
     parts = {"q_layer": "query", "k_layer": "key", "v_layer": "value", "output_layer": "output"}
     return {
         **{
-            f"{layer}.{theirs}.{part}.{{p}}": f"{layer}.{ours}.{name}.{{p}}"
-            for theirs, ours in attentions.items()
+            f"{layer}.{module}.{part}.{{p}}": f"{layer}.{ours}.{name}.{{p}}"
+            for module, ours in attentions.items()
             for part, name in parts.items()
         },
         **{f"{layer}.{norm}.{{p}}": f"{layer}.norms.{k}.{{p}}" for k, norm in enumerate(norms)},

@@ -98,18 +98,18 @@ def read_text(folder: Path, data: Arguments, options: TextOptions) -> JoeyText:
 
 
 def _fields(ids: Mapping[str, int], never: Any) -> dict[str, Any]:
-    told = {name: ids[name] for name in ("unk_id", "pad_id", "bos_id", "eos_id")}
-    return {**told, "suppressed_ids": tuple(sorted({*never} - {ids["eos_id"]}))}
+    special_ids = {name: ids[name] for name in ("unk_id", "pad_id", "bos_id", "eos_id")}
+    return {**special_ids, "suppressed_ids": tuple(sorted({*never} - {ids["eos_id"]}))}
 
 
-def _symbols(told: Arguments) -> tuple[_Symbols, dict[str, int]]:
-    names = {kind: told.text(f"{kind}_token", usual) for kind, (_, usual) in _SPECIALS.items()}
-    ids = {f"{kind}_id": told.number(f"{kind}_id", usual) for kind, (usual, _) in _SPECIALS.items()}
-    if told.get("sep_token"):
-        names["sep"] = told.text("sep_token", "")
-    languages = told.get("lang_tags", [])
+def _symbols(settings: Arguments) -> tuple[_Symbols, dict[str, int]]:
+    names = {kind: settings.text(f"{kind}_token", usual) for kind, (_, usual) in _SPECIALS.items()}
+    ids = {f"{kind}_id": settings.number(f"{kind}_id", usual) for kind, (usual, _) in _SPECIALS.items()}
+    if settings.get("sep_token"):
+        names["sep"] = settings.text("sep_token", "")
+    languages = settings.get("lang_tags", [])
     if not isinstance(languages, list) or not all(isinstance(tag, str) for tag in languages):
-        raise ConfigError(f"{told.where} has lang_tags that are not a list of tokens. Correct it.")
+        raise ConfigError(f"{settings.where} has lang_tags that are not a list of tokens. Correct it.")
     return _Symbols(names, tuple(languages)), ids
 
 

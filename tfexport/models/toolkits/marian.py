@@ -98,7 +98,7 @@ def read_model(path: Path, options: TextOptions) -> ToolkitCheckpoint:
     text = read_text(file, (sizes["src_vocab_size"], sizes["tgt_vocab_size"]), options)
     matrices = [name for name in weights if name not in ("encoder_Wemb", "decoder_ff_logit_out_b")]
     bos_id = add_first_token(weights, matrices, "decoder_ff_logit_out_b", sizes)
-    positions, told = _positions(model, weights)
+    positions, position_notes = _positions(model, weights)
     norms = _norms(settings)
     own = {name: _tensor(file, name, array) for name, array in model.arrays.items()}
     weights |= own | {name: own[other] for name, other in _tied_names(settings, layers["decoder"]) if other in own}
@@ -122,7 +122,7 @@ def read_model(path: Path, options: TextOptions) -> ToolkitCheckpoint:
         "output_bias": True,
         **norms,
     }
-    notes = [*told, *text.notes, *search_note(file)]
+    notes = [*position_notes, *text.notes, *search_note(file)]
     if unread := settings.others(_HARMLESS.split()):
         notes.append(f"its settings have some that were not read: {', '.join(unread)}")
     family = _family(layers, norms["norm_first"], notes)
@@ -260,8 +260,8 @@ def _tied_names(settings: Arguments, depth: int) -> Iterator[tuple[str, str]]:
         raise ConfigError(f"{settings.where} has transformer-tied-layers that are not {depth} numbers of layers.")
     for number, owner in enumerate(tied, 1):
         for suffix in ("", "_pre"):
-            mine, theirs = (_layer("decoder", n, suffix) for n in (number, owner))
-            yield from zip(mine, theirs, strict=True)
+            mine, owners = (_layer("decoder", n, suffix) for n in (number, owner))
+            yield from zip(mine, owners, strict=True)
 
 
 def _arrange(weights: dict[str, Tensor], gain: float) -> None:
@@ -281,23 +281,23 @@ def _arrange(weights: dict[str, Tensor], gain: float) -> None:
 
 def _layer(side: str, number: int, suffix: str) -> dict[str, str]:
     """Marian's names of one layer's weights, counted from 1, and tfexport's names; `suffix` is that of its norms."""
-    theirs, ours = f"{side}_l{number}", f"{side}.layers.{number - 1}"
+    prefix, ours = f"{side}_l{number}", f"{side}.layers.{number - 1}"
     attentions = {"self": "self_attention", **({"context": "cross_attention"} if side == "decoder" else {})}
     parts = {"q": "query", "k": "key", "v": "value", "o": "output"}
     names = {
-        f"{theirs}_{attention}_{kind}{part}": f"{ours}.{module}.{parts[part]}.{p}"
+        f"{prefix}_{attention}_{kind}{part}": f"{ours}.{module}.{parts[part]}.{p}"
         for attention, module in attentions.items()
         for part in parts
         for kind, p in (("W", "weight"), ("b", "bias"))
     }
     names |= {
-        f"{theirs}_ffn_{kind}{n}": f"{ours}.feed_forward.{module}.{p}"
+        f"{prefix}_ffn_{kind}{n}": f"{ours}.feed_forward.{module}.{p}"
         for n, module in ((1, "hidden"), (2, "output"))
         for kind, p in (("W", "weight"), ("b", "bias"))
     }
     norms = [*(f"{attention}_Wo" for attention in attentions), "ffn_ffn"]
     return names | {
-        f"{theirs}_{norm}_ln_{kind}{suffix}": f"{ours}.norms.{k}.{p}"
+        f"{prefix}_{norm}_ln_{kind}{suffix}": f"{ours}.norms.{k}.{p}"
         for k, norm in enumerate(norms)
         for kind, p in (("scale", "weight"), ("bias", "bias"))
     }

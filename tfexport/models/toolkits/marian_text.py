@@ -46,27 +46,28 @@ def model_file(path: Path) -> Path:
     """
     if not path.is_dir():
         return path
-    told = _names(_decoder_settings(path, None), "models")
-    if len(told) > 1:
+    models = _names(_decoder_settings(path, None), "models")
+    if len(models) > 1:
         raise ConfigError(
-            f"{path} has a decoder.yml with {len(told)} models: an ensemble is not one model. Give the path of one of them."
+            f"{path} has a decoder.yml with {len(models)} models: an ensemble is not one model. Give the path of one of "
+            "them."
         )
-    found = [file for file in sorted(path.glob("*.npz")) if not file.name.endswith((".optimizer.npz", ".orig.npz"))]
-    named = [file for file in found if file.name in ({*told} or {"model.npz"})]
-    if len(named or found) != 1:
+    files = [file for file in sorted(path.glob("*.npz")) if not file.name.endswith((".optimizer.npz", ".orig.npz"))]
+    named = [file for file in files if file.name in ({*models} or {"model.npz"})]
+    if len(named or files) != 1:
         raise CheckpointError(
-            f"{path} has {'no model' if not found else ', '.join(file.name for file in found)}. Give the path of the .npz."
+            f"{path} has {'no model' if not files else ', '.join(file.name for file in files)}. Give the path of the .npz."
         )
-    return (named or found)[0]
+    return (named or files)[0]
 
 
 def search_note(model: Path) -> tuple[str, ...]:
     """A note with the search options of the model's decoder.yml."""
     settings = _decoder_settings(model.parent, model)
-    told = {name: settings[name] for name, usual in _SEARCH.items() if settings.get(name, usual) != usual}
-    if not told:
+    unusual = {name: settings[name] for name, usual in _SEARCH.items() if settings.get(name, usual) != usual}
+    if not unusual:
         return ()
-    options = ", ".join(f"{name} {str(value)[:30]}" for name, value in told.items())
+    options = ", ".join(f"{name} {str(value)[:30]}" for name, value in unusual.items())
     return (
         f"its decoder.yml searches with {options}; give `decode --search-profile marian` the options that you want",
     )

@@ -72,8 +72,8 @@ def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
     if options.source_language or options.target_language:
         raise ConfigError(f"{path} knows no languages. Leave out --src-lang and --tgt-lang.")
     content = read_inert(path)
-    given = plain(content["opt"], f"opt in {path}")
-    arguments = Arguments(f"opt in {path}", given if isinstance(given, dict) else {})
+    training_options = plain(content["opt"], f"opt in {path}")
+    arguments = Arguments(f"opt in {path}", training_options if isinstance(training_options, dict) else {})
     _check(arguments)
     weights = _weights(path, content)
     words = {side: _words(path, content["vocab"], side) for side in ("src", "tgt")}
@@ -122,10 +122,10 @@ def _check(arguments: Arguments) -> None:
 def _weights(path: Path, content: Mapping[str, Any]) -> dict[str, Tensor]:
     """The weights of the model and of its output layer, under the names of version 3."""
     files = [path] if _has_weights(content) else _parts(path)
-    found = _of_one(path, content) if _has_weights(content) else _of_parts(files)
+    tensors = _of_one(path, content) if _has_weights(content) else _of_parts(files)
     where = f"the model in {some([str(file) for file in files])}"
     weights: dict[str, Tensor] = {}
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise CheckpointError(f"{where} has {name!r}, which is not a tensor. Check that it is complete.")
         name = str(name).replace("generator.0.", "generator.")  # before version 3 it is the first of several modules
@@ -246,24 +246,26 @@ def _fields(arguments: Arguments, weights: dict[str, Tensor]) -> dict[str, Any]:
 
 def _words(path: Path, vocabularies: Any, side: str) -> list[str]:
     """The words of a side in order. Version 3 has a list, earlier versions have objects of torchtext."""
-    found = _entry(vocabularies, side)
-    if isinstance(found, InertObject) and "fields" in found.attributes:
-        fields = found.attributes["fields"]  # one field for words, others for their features
+    vocabulary = _entry(vocabularies, side)
+    if isinstance(vocabulary, InertObject) and "fields" in vocabulary.attributes:
+        fields = vocabulary.attributes["fields"]  # one field for words, others for their features
         if isinstance(fields, list) and len(fields) > 1:
             raise ConfigError(f"the {side} vocabulary in {path} has word features, which are not supported.")
-        found = _entry(fields, side)
-    if isinstance(found, InertObject) and "vocab" in found.attributes:
-        marks = plain({name: found.attributes.get(name) for name in ("init_token", "eos_token")}, f"vocab in {path}")
+        vocabulary = _entry(fields, side)
+    if isinstance(vocabulary, InertObject) and "vocab" in vocabulary.attributes:
+        marks = plain(
+            {name: vocabulary.attributes.get(name) for name in ("init_token", "eos_token")}, f"vocab in {path}"
+        )
         if side == "src" and any(marks.values()):
             raise ConfigError(f"the sources of {path} have {marks}, which is not supported.")
-        found = found.attributes["vocab"]
-    if isinstance(found, InertObject):
-        found = found.attributes.get("itos")
-    if not isinstance(found, list) or not found or not all(map(_is_word, found)):
+        vocabulary = vocabulary.attributes["vocab"]
+    if isinstance(vocabulary, InertObject):
+        vocabulary = vocabulary.attributes.get("itos")
+    if not isinstance(vocabulary, list) or not vocabulary or not all(map(_is_word, vocabulary)):
         raise CheckpointError(f"{path} has no {side} vocabulary that can be read. Check that it was saved completely.")
-    if len(set(found)) < len(found):
+    if len(set(vocabulary)) < len(vocabulary):
         raise CheckpointError(f"the {side} vocabulary in {path} has a word twice. Check that it was saved completely.")
-    return found
+    return vocabulary
 
 
 def _entry(pairs: Any, name: str) -> Any:
@@ -271,8 +273,8 @@ def _entry(pairs: Any, name: str) -> Any:
     if isinstance(pairs, Mapping):
         return pairs.get(name)
     listed = pairs if isinstance(pairs, list | tuple) else ()
-    found = [pair[1] for pair in listed if isinstance(pair, list | tuple) and len(pair) == 2 and pair[0] == name]
-    return found[-1] if found else None
+    entries = [pair[1] for pair in listed if isinstance(pair, list | tuple) and len(pair) == 2 and pair[0] == name]
+    return entries[-1] if entries else None
 
 
 def _is_word(word: Any) -> bool:
@@ -294,41 +296,41 @@ def _notes(arguments: Arguments) -> tuple[str, ...]:
     if isinstance(arguments.get("data"), dict):  # in version 1 it is a file name, and there are no transforms
         data = arguments.inner("data")
         corpora = [data.inner(name) for name in data.names()]
-    transforms = dict.fromkeys(name for told in (arguments, *corpora) for name in told.texts("transforms"))
+    transforms = dict.fromkeys(name for settings in (arguments, *corpora) for name in settings.texts("transforms"))
     splitting = [name for name in transforms if name in _SPLITTING]
     others = [name for name in transforms if name not in (*_SPLITTING, *_CHANGING_NOTHING)]
     notes = []
     if splitting:
         models = [str(model) for side in ("src", "tgt") if (model := arguments.get(f"{side}_subword_model"))]
-        told = f" ({', '.join(dict.fromkeys(models))})" if models else ""
-        notes.append(split_before(", ".join(splitting) + told))
+        names = f" ({', '.join(dict.fromkeys(models))})" if models else ""
+        notes.append(split_before(", ".join(splitting) + names))
     if others:
         prefixes = dict.fromkeys(
             f"{name} {value!r}" for corpus in corpora for name in _AFFIXES if (value := corpus.get(name))
         )
-        told = f" ({', '.join(prefixes)})" if prefixes else ""
+        names = f" ({', '.join(prefixes)})" if prefixes else ""
         notes.append(
-            f"its texts went through {', '.join(others)}{told} in training, which is not done here: do to the input of "
+            f"its texts went through {', '.join(others)}{names} in training, which is not done here: do to the input of "
             "`decode` what was done to its sources; a text before every source is --prefix"
         )
     return tuple(notes)
 
 
 def _names(side: str, layers: str, norms: tuple[str, ...], attentions: Mapping[str, str]) -> dict[str, str]:
-    theirs, ours = f"{side}.{layers}.{{i}}", f"{side}.layers.{{i}}"
+    prefix, ours = f"{side}.{layers}.{{i}}", f"{side}.layers.{{i}}"
     parts = (("linear_query", "query"), ("linear_keys", "key"), ("linear_values", "value"), ("final_linear", "output"))
     return {
         f"{side}.embeddings.make_embedding.emb_luts.0.weight": f"{side}.tokens.weight",
         f"{side}.embeddings.make_embedding.pe.pe": f"{side}.positions.table",
         f"{side}.layer_norm.{{p}}": f"{side}.norm.{{p}}",
-        **{f"{theirs}.{norm}.{{p}}": f"{ours}.norms.{k}.{{p}}" for k, norm in enumerate(norms)},
+        **{f"{prefix}.{norm}.{{p}}": f"{ours}.norms.{k}.{{p}}" for k, norm in enumerate(norms)},
         **{
-            f"{theirs}.{attention}.{part}.{{p}}": f"{ours}.{name}.{our_part}.{{p}}"
+            f"{prefix}.{attention}.{part}.{{p}}": f"{ours}.{name}.{our_part}.{{p}}"
             for attention, name in attentions.items()
             for part, our_part in parts
         },
         **{
-            f"{theirs}.feed_forward.{part}.{{p}}": f"{ours}.feed_forward.{name}.{{p}}"
+            f"{prefix}.feed_forward.{part}.{{p}}": f"{ours}.feed_forward.{name}.{{p}}"
             for part, name in (("w_1", "hidden"), ("w_2", "output"), ("w_3", "gate"))
         },
     }

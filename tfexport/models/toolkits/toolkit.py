@@ -172,8 +172,8 @@ def add_first_token(weights: dict[str, Tensor], matrices: Iterable[str], bias: s
     return int(sizes["tgt_vocab_size"]) - 1
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return one is other or (one.shape == other.shape and torch.equal(one, other))
+def _equal(left: Tensor, right: Tensor) -> bool:
+    return left is right or (left.shape == right.shape and torch.equal(left, right))
 
 
 def split_before(how: str) -> str:
