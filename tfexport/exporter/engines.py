@@ -239,15 +239,15 @@ def refuse_traps(model: onnx.ModelProto, graph: GraphSpec) -> None:
     """
     for node in model.graph.node:
         if node.op_type == "Attention":
-            given = [index for index, name in enumerate(node.input) if name]
-            if 6 in given:
+            places = [index for index, name in enumerate(node.input) if name]
+            if 6 in places:
                 raise EngineError(
                     f"{node.name} has lengths (nonpad_kv_seqlen), which TensorRT ignores: it would attend to garbage. "
                     "Build from the onnx24 graph, which has masks."
                 )
-            if 3 not in given:
+            if 3 not in places:
                 raise EngineError(f"{node.name} has no mask: it would attend to padding. Build from the onnx24 graph.")
-            if {4, 5} & set(given) or len(node.output) > 1:
+            if {4, 5} & set(places) or len(node.output) > 1:
                 raise EngineError(
                     f"{node.name} keeps its own cache, which TensorRT rejects. Build from the onnx24 graph."
                 )
@@ -307,8 +307,8 @@ def check_network(trt: Any, network: Any, graph: GraphSpec, profile: Profile) ->
         ("output", [network.get_output(i) for i in range(network.num_outputs)], graph.outputs),
     )
     types = {"int64": trt.int64, "float32": trt.float32, "float16": trt.float16, "bfloat16": trt.bfloat16}
-    for side, found, wanted in sides:
-        got = {tensor.name: tensor.dtype for tensor in found}
+    for side, tensors, wanted in sides:
+        got = {tensor.name: tensor.dtype for tensor in tensors}
         if got != {tensor.name: types[tensor.dtype] for tensor in wanted}:
             raise EngineError(f"TensorRT reads other {side}s in {graph.file} than the contract has: {got}. {_UPGRADE}")
     for tensor in sides[0][1]:

@@ -12,25 +12,25 @@ from tfexport.option import Options, option
 _GRAPHS, _BUDGET, _ENGINES = "Graphs", "Budget of auto- precisions", "TensorRT engines"
 
 
-def _sizes(called: str, given: str) -> tuple[int, ...]:
+def _sizes(called: str, text: str) -> tuple[int, ...]:
     """`32,64,128` to numbers of cache slots, in order."""
-    sizes = given.split(",")
+    sizes = text.split(",")
     if not all(size.isascii() and size.isdecimal() and len(size) < 10 for size in map(str.strip, sizes)):
-        raise TfexportError(f"{called} is {given!r}, not numbers of slots. Give them as in 32,64,128.")
+        raise TfexportError(f"{called} is {text!r}, not numbers of slots. Give them as in 32,64,128.")
     return tuple(sorted({int(size) for size in sizes}))
 
 
-def _generations(called: str, given: str) -> tuple[str, ...]:
+def _generations(called: str, text: str) -> tuple[str, ...]:
     """`sm89,SM120` to the names of GPU generations."""
-    names = tuple(name.strip().lower() for name in given.split(","))
+    names = tuple(name.strip().lower() for name in text.split(","))
     if not all(names):
-        raise TfexportError(f"{called} is {given!r}, with an empty name. Give names as in sm89,sm120.")
+        raise TfexportError(f"{called} is {text!r}, with an empty name. Give names as in sm89,sm120.")
     return tuple(dict.fromkeys(names))
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphOptions(Options):
-    """Which graphs a bundle has, and how they are checked."""
+    """The graphs of a bundle, and their checks."""
 
     precision: str | None = option(
         None,

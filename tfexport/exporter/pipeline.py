@@ -82,9 +82,9 @@ class Exported:
     """Who confirms that the checkpoint was read as its owner's code computes it."""
 
 
-def automatic_precisions(given: str) -> tuple[str, tuple[contract.Precision, ...]]:
+def automatic_precisions(text: str) -> tuple[str, tuple[contract.Precision, ...]]:
     """Remove the prefixes `auto-`: `fp32,auto-int8` to `fp32,int8`, and the precisions that had one."""
-    names = [name.strip() for name in given.split(",")]
+    names = [name.strip() for name in text.split(",")]
     plain = [name.removeprefix("auto-") for name in names]
     automatic = [name.removeprefix("auto-") for name in names if name.startswith("auto-")]
     for name in automatic:
@@ -144,9 +144,9 @@ def export(
             stored = write_variant(model, precision, folder, keep)
             written = write_graphs(config, precision, folder, keep, alignments=alignments, shortlist=shortlist)
             if gate is not None:
-                found = gate.check_graphs(model, precision, written, folder, stored=stored, keep=keep)
-                if found is not None:
-                    closest[precision] = found
+                largest = gate.check_graphs(model, precision, written, folder, stored=stored, keep=keep)
+                if largest is not None:
+                    closest[precision] = largest
             graphs += written
         for side, name in TOKENIZER_FILES.items():
             tokenizer = getattr(checkpoint.tokenizers, side)

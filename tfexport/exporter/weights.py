@@ -48,14 +48,14 @@ def with_stacked(
 ) -> dict[str, torch.Tensor]:
     """`tensors` in the form of a weights file: half precision has the query, key and value of a decoder's self-attention in
     one tensor (`graphs/stored_weights.py`)."""
-    found = dict(tensors)
+    stacked = dict(tensors)
     if precision in ("float16", "bfloat16") and not config.is_classifier:
         for projection in decoder_projections(config):
             if len(projection.weights) > 1:
                 for kind, names in (("weight", projection.weights), ("bias", projection.biases)):
                     if names:
-                        found[f"{projection.name}.{kind}"] = torch.cat([found.pop(name) for name in names])
-    return found
+                        stacked[f"{projection.name}.{kind}"] = torch.cat([stacked.pop(name) for name in names])
+    return stacked
 
 
 def write_quantized(model: Model, precision: contract.Precision, folder: Path, keep: Collection[str] = ()) -> Stored:
