@@ -166,16 +166,16 @@ class Emitter:
         Args:
             outputs: number of outputs, or the name of the graph's output for each, empty for none.
         """
-        given, in_float32 = self._precision.inputs(self, inputs, floats)
+        operands, in_float32 = self._precision.inputs(self, inputs, floats)
         name = f"{self.path}/{op_type}".removeprefix("/")
         self._name_counts[name] += 1
         name = f"{name}_{self._name_counts[name]}"
         count = outputs if isinstance(outputs, int) else len(outputs)
-        node = ir.node(op_type, list(given), dict(attributes or {}), domain=domain, num_outputs=count, name=name)
+        node = ir.node(op_type, list(operands), dict(attributes or {}), domain=domain, num_outputs=count, name=name)
         for index, value in enumerate(node.outputs):
             value.name = f"{name}.{index}"
         self._nodes.append(node)
-        self._precision.created(given, node.outputs, floats, in_float32)
+        self._precision.created(operands, node.outputs, floats, in_float32)
         for value, output in zip(node.outputs, () if isinstance(outputs, int) else outputs, strict=False):
             if output:
                 self.set_output(self._precision.output(self, value), output)
@@ -229,8 +229,8 @@ class Emitter:
 
     def weight(self, name: str) -> Value:
         """A tensor of the weights files, or the graph input that replaces it (see `shortlist_contract.py`)."""
-        if (given := self.inputs.get(f"{LISTED}{name}")) is not None:
-            return given
+        if (listed := self.inputs.get(f"{LISTED}{name}")) is not None:
+            return listed
         return self.initializer(name, self._stored.tensor(name))
 
     def has_weight(self, name: str) -> bool:

@@ -245,11 +245,11 @@ def _call_attention(
     """The outputs of `body(emitter, *inputs)`, in a function if it may have a kernel; see `Emitter.call`."""
     if calls_attention_functions(emitter.config, emitter.graph.role):
         return emitter.call(name, *inputs, body=body, outputs=outputs)
-    found = body(emitter, *inputs)
-    for value, output in zip(found, outputs, strict=True):
+    results = body(emitter, *inputs)
+    for value, output in zip(results, outputs, strict=True):
         if output:
             emitter.set_output(value, output)
-    return found
+    return results
 
 
 def _source_attention(emitter: Emitter, query: Value, key: Value, value: Value, length: Value) -> Sequence[Value]:

@@ -146,10 +146,10 @@ def _screen_best(
     allowed = emitter.node("ScatterElements", bias, banned, hidden, attributes={"axis": 0})  # added to logits
     bounds = emitter.node("Add", emitter.node("Mul", bounds, scale), allowed)
     size = emitter.sizes(min(CANDIDATES, emitter.config.tgt_vocab_size))
-    values, found = emitter.nodes("TopK", bounds, size, outputs=2)
+    values, indices = emitter.nodes("TopK", bounds, size, outputs=2)
     least = emitter.node("ReduceMin", values, emitter.constant([1], np.int64), attributes={"keepdims": 1})
     # Candidates are in the order of their ids, so that of equal logits the lowest id wins.
-    words, _ = emitter.nodes("TopK", found, size, outputs=2, attributes={"largest": 0})
+    words, _ = emitter.nodes("TopK", indices, size, outputs=2, attributes={"largest": 0})
     rows = emitter.node("Gather", weight, words)  # [rows, CANDIDATES, d_model]
     logits = emitter.node("MatMul", rows, emitter.node("Unsqueeze", states, emitter.sizes(-1)))
     logits = emitter.node(
