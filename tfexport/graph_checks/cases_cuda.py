@@ -23,20 +23,20 @@ def case(
     steps: cases_ort.Steps | None = None,
 ) -> Case:
     """A random case of a graph; see `cases_ort.case`."""
-    given = cases_ort.case(model, graph, sizes, random, steps)
+    ort_case = cases_ort.case(model, graph, sizes, random, steps)
     flat = {tensor.name for tensor in (*graph.inputs, *graph.outputs) if "d_attention" in tensor.axes}
     wanted = {tensor.name: tensor.dtype for tensor in graph.inputs}
     inputs: Arrays = {}
-    for name, array in given.inputs.items():
+    for name, array in ort_case.inputs.items():
         if name in wanted:  # not `count` and `total`
             array = _side_by_side(torch.from_numpy(array)).numpy() if name in flat else array
             inputs[name] = array.astype(np.int64) if wanted[name] == "int64" else array
 
     def outputs(model: Model) -> Outputs:
-        found = given.outputs(model)
+        tensors = ort_case.outputs(model)
         if graph.role == "encoder":
-            found = dict(zip(contract.cache_names(model.config, "cross"), found["cross"], strict=True))
-        return {name: _side_by_side(tensor) if name in flat else tensor for name, tensor in found.items()}
+            tensors = dict(zip(contract.cache_names(model.config, "cross"), tensors["cross"], strict=True))
+        return {name: _side_by_side(tensor) if name in flat else tensor for name, tensor in tensors.items()}
 
     return Case(inputs, outputs)
 

@@ -51,17 +51,17 @@ def case(
         return Case({"candidates": ids}, lambda model: _listed_tensors(_transformer(model), graph, ids))
     make, key = (_decoder_case if graph.step == "decoder_step" else _beam_case), (graph.step, *sizes.values())
     if steps is None:
-        found = make(model, sizes, random)
+        step = make(model, sizes, random)
     else:
         if key not in steps:
             # From its own generator, so that the draws of a graph do not depend on the graphs before it.
             steps[key] = make(model, sizes, np.random.default_rng([1, *sizes.values()]))
-        found = steps[key]
+        step = steps[key]
     if graph.role == "greedy_step":
-        return _ranked(model, found, _candidates(model, sizes, random))
+        return _ranked(model, step, _candidates(model, sizes, random))
     if graph.role in contract.SHORTLIST_ROLES.values():
-        return _shortlisted(model, graph, found, _candidates(model, sizes, random), random)
-    return found
+        return _shortlisted(model, graph, step, _candidates(model, sizes, random), random)
+    return step
 
 
 def _ranked(model: Transformer, step: Case, some: NDArray[np.int64]) -> Case:
@@ -73,8 +73,8 @@ def _ranked(model: Transformer, step: Case, some: NDArray[np.int64]) -> Case:
     banned = np.union1d(some, best)[: model.config.tgt_vocab_size - 1]
 
     def outputs(model: Model) -> Outputs:
-        found = step.outputs(model)
-        return {**found, "logits": found["logits"].index_fill(1, torch.from_numpy(banned), -torch.inf)}
+        tensors = step.outputs(model)
+        return {**tensors, "logits": tensors["logits"].index_fill(1, torch.from_numpy(banned), -torch.inf)}
 
     inputs = {name: array for name, array in step.inputs.items() if name != "count"}
     return Case({**inputs, "banned": banned}, outputs)
@@ -112,8 +112,8 @@ def _shortlisted(
     left_out = random.standard_normal((rows, len(ids))).astype(np.float32)
 
     def outputs(model: Model) -> Outputs:
-        found = step.outputs(model)
-        return {**found, "logits": found["logits"][:, torch.from_numpy(ids)] + torch.from_numpy(left_out)}
+        tensors = step.outputs(model)
+        return {**tensors, "logits": tensors["logits"][:, torch.from_numpy(ids)] + torch.from_numpy(left_out)}
 
     count = np.minimum(step.inputs["count"], len(ids))
     return Case({**step.inputs, **_listed(model, graph, ids), "left_out": left_out, "count": count}, outputs)
@@ -169,9 +169,9 @@ def _history(model: Transformer, memory: Arrays, slots: int, random: np.random.G
     once = model.empty_cache(len(tokens), 1)
     _, new = model.step(tokens, torch.zeros_like(tokens), lengths, once, cross)
     again = torch.arange(slots) % distinct if slots else torch.arange(0)
-    found = (tensor.reshape(len(lengths), distinct, *tensor.shape[1:]) for memory in new for tensor in memory)
+    caches = (tensor.reshape(len(lengths), distinct, *tensor.shape[1:]) for memory in new for tensor in memory)
     # [batch, distinct, heads, 1, head_dim] to [batch, heads, slots, head_dim]
-    return [_array(model, tensor[:, :, :, 0].transpose(1, 2)[:, :, again]) for tensor in found]
+    return [_array(model, tensor[:, :, :, 0].transpose(1, 2)[:, :, again]) for tensor in caches]
 
 
 def _pairs(tensors: list[Tensor]) -> list[KeyValue]:
@@ -214,7 +214,7 @@ def _decoder_case(model: Transformer, sizes: Mapping[str, int], random: np.rando
 
     def outputs(model: Model) -> Outputs:
         old = [_tensor(model, past[name]) for name in names]
-        found, new = _step(model, inputs, old)
+        results, new = _step(model, inputs, old)
         index = torch.from_numpy(position).long()
         # Slots behind the filled ones are undefined. With two buffers the operator does not copy them.
         behind = (torch.arange(cache) > index[:, None])[:, None].expand(rows, config.n_heads, cache)
@@ -222,8 +222,8 @@ def _decoder_case(model: Transformer, sizes: Mapping[str, int], random: np.rando
             written = tensor.to(slot.dtype, copy=True)
             written[torch.arange(rows), :, index] = slot
             written[behind] = 0
-            found[name] = written
-        return found
+            results[name] = written
+        return results
 
     return Case(inputs, outputs)
 
@@ -259,11 +259,11 @@ def _beam_case(model: Transformer, sizes: Mapping[str, int], random: np.random.G
             # [batch, heads, cache, head_dim] to the past of each hypothesis, and room for one more slot.
             rows = [past[name][b][:, pasts[b, k]] for b in range(batch) for k in range(beam)]
             own.append(torch.nn.functional.pad(_tensor(model, np.stack(rows)), (0, 0, 0, 1)))
-        found, new = _step(model, inputs, own)
+        results, new = _step(model, inputs, own)
         for name, old, slots in zip(contract.cache_names(config, "present"), names, new, strict=True):
             written = torch.from_numpy(past[old]).to(slots.dtype, copy=True)
             written[:, :, slot : slot + beam] = slots.reshape(batch, beam, *slots.shape[1:]).transpose(1, 2)
-            found[name] = written
-        return found
+            results[name] = written
+        return results
 
     return Case(inputs, outputs)

@@ -101,8 +101,8 @@ def case(model: Model, graph: contract.GraphSpec, sizes: Mapping[str, int], rand
         width = model.encoder.tokens.weight.dtype
         tensors = [torch.from_numpy(inputs[tensor.name]) for tensor in graph.inputs]
         tensors = [tensor.to(width) if tensor.is_floating_point() else tensor for tensor in tensors]
-        found = module_of(model, graph.role)(*grouped(tensors, graph, model.config))
-        return dict(zip((tensor.name for tensor in graph.outputs), found, strict=True))
+        results = module_of(model, graph.role)(*grouped(tensors, graph, model.config))
+        return dict(zip((tensor.name for tensor in graph.outputs), results, strict=True))
 
     return Case(inputs, outputs)
 

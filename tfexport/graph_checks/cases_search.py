@@ -23,8 +23,8 @@ def case(graph: contract.GraphSpec, config: ModelConfig, sizes: Mapping[str, int
     def outputs(model: Model) -> Outputs:
         if graph.role == "best_tokens":
             return {"logits": torch.from_numpy(inputs["logits"])}  # the source of the best tokens
-        found = greedy_search(inputs) if graph.role == "greedy_search" else beam_search(inputs)
-        return {name: torch.from_numpy(array) for name, array in found.items()}
+        arrays = greedy_search(inputs) if graph.role == "greedy_search" else beam_search(inputs)
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     return Case(inputs, outputs)
 
@@ -34,15 +34,15 @@ def random_inputs(
 ) -> Arrays:
     """Inputs of a search graph for `batch` sentences with `beam` hypotheses."""
     batch, beam, cache, vocab = sizes["batch"], sizes["beam"], sizes["cache"], config.tgt_vocab_size
-    rows, found = batch * beam, min(vocab, 2 * beam + 2)
-    candidates = min(2 * beam, beam * (found - 1))
+    rows, width = batch * beam, min(vocab, 2 * beam + 2)
+    candidates = min(2 * beam, beam * (width - 1))
     if graph.role == "best_tokens":
         logits = random.standard_normal((rows, vocab), dtype=np.float32)
-        return {"logits": logits, "places": np.zeros(found, dtype=np.float32)}
-    steps = random.integers(0, 3, (rows, found)).cumsum(axis=1)
-    ids = np.stack([random.permutation(vocab)[:found] for _ in range(rows)])
+        return {"logits": logits, "places": np.zeros(width, dtype=np.float32)}
+    steps = random.integers(0, 3, (rows, width)).cumsum(axis=1)
+    ids = np.stack([random.permutation(vocab)[:width] for _ in range(rows)])
     bias = np.zeros(vocab, dtype=np.float32)
-    if found > 2:
+    if width > 2:
         bias[ids[0, 0]] = -np.inf
     inputs: Arrays = {"best.log_probs": (-steps / 4).astype(np.float32), "best.ids": ids, "bias": bias}
     if graph.role == "greedy_search":
@@ -61,7 +61,7 @@ def random_inputs(
         "own": random.integers(0, cache, (beam, 1)),
         "leaving": leaving,
         "order": -np.arange(candidates, dtype=np.float32),
-        "found": np.array([found]),
+        "found": np.array([width]),
     }
 
 
@@ -79,7 +79,7 @@ def beam_search(inputs: Arrays) -> Arrays:
     """The best continuations of each sentence. Equal ones are ordered by hypothesis, then by rank among its tokens."""
     batch, beam = inputs["scores"].shape
     shape, grid = (batch, len(inputs["order"])), (batch, beam)
-    found: Arrays = {
+    outputs: Arrays = {
         "candidates.log_probs": np.empty(shape),
         "candidates.parents": np.empty(shape, dtype=np.int64),
         "candidates.tokens": np.empty(shape, dtype=np.int64),
@@ -95,15 +95,15 @@ def beam_search(inputs: Arrays) -> Arrays:
                 log_prob = float(inputs["best.log_probs"][row, place]) + float(inputs["bias"][token])
                 ranked.append((-(float(inputs["scores"][sentence, hypothesis]) + log_prob), hypothesis, place, token))
         candidates = sorted(ranked)[: shape[1]]
-        going_on = [one for one in candidates if inputs["leaving"][one[3]] == 0][:beam]
-        going_on += [one for one in candidates if one not in going_on][: beam - len(going_on)]
+        going_on = [candidate for candidate in candidates if inputs["leaving"][candidate[3]] == 0][:beam]
+        going_on += [candidate for candidate in candidates if candidate not in going_on][: beam - len(going_on)]
         for rank, (negative, parent, _, token) in enumerate(candidates):
-            found["candidates.log_probs"][sentence, rank] = -negative
-            found["candidates.parents"][sentence, rank] = parent
-            found["candidates.tokens"][sentence, rank] = token
+            outputs["candidates.log_probs"][sentence, rank] = -negative
+            outputs["candidates.parents"][sentence, rank] = parent
+            outputs["candidates.tokens"][sentence, rank] = token
         for rank, (negative, parent, _, token) in enumerate(going_on):
-            found["next.scores"][sentence, rank] = -negative
-            found["next.tokens"][sentence, rank] = token
+            outputs["next.scores"][sentence, rank] = -negative
+            outputs["next.tokens"][sentence, rank] = token
             past = inputs["mask"][sentence, 0, parent]
-            found["next.mask"][sentence, 0, rank] = past | (inputs["slots"] == inputs["own"][rank])
-    return found
+            outputs["next.mask"][sentence, 0, rank] = past | (inputs["slots"] == inputs["own"][rank])
+    return outputs

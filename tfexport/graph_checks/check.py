@@ -116,8 +116,8 @@ class GraphCheck:
     def to_dict(self, *, values: bool = True) -> dict[str, Any]:
         """JSON-ready, with all values, or only with the first one that fails."""
         first = None if self.first is None else self.first.to_dict()
-        told = {"values": [value.to_dict() for value in self.values]} if values else {}
-        return {"file": self.file, "with_kernels": self.with_kernels, "first": first, **told}
+        details = {"values": [value.to_dict() for value in self.values]} if values else {}
+        return {"file": self.file, "with_kernels": self.with_kernels, "first": first, **details}
 
 
 def sizes_of(config: ModelConfig) -> list[dict[str, int]]:
@@ -157,8 +157,8 @@ def check_graph(
         proto = onnx.load(folder / graph.file, load_external_data=False)
         return _checked(definition, graph, folder, proto, with_kernels, tolerance)
     except Exception as error:  # errors of ONNX and ONNX Runtime have no common base class
-        told = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-        return GraphCheck.broken(graph.file, f"cannot be read or run: {told}")
+        reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        return GraphCheck.broken(graph.file, f"cannot be read or run: {reason}")
 
 
 def _checked(
@@ -191,8 +191,8 @@ def _checked(
     for sizes in sizes_of(definition.model.config):
         case = _case(definition, graph, sizes, random)
         cases.append(Followed.of(definition, case, places, session(case.inputs)))
-        for rounding, found in measured(cases[-1]):
-            rounding.merge(found)
+        for rounding, of_case in measured(cases[-1]):
+            rounding.merge(of_case)
     elsewhere += [
         Compared(path, "no node of its name", math.inf, 0.0, 0.0) for path in _absent(graph, places, cases[0])
     ]
@@ -202,12 +202,14 @@ def _checked(
         for rounding, again in _together(list(measured(c.again(definition, places, seed))) for c in cases):
             rounding.measure_again(again)
 
-    def compared(node: str, about: str, found: Rounding, precision: contract.Precision = graph.precision) -> Compared:
+    def compared(
+        node: str, about: str, rounding: Rounding, precision: contract.Precision = graph.precision
+    ) -> Compared:
         if tolerance is not None:
-            return Compared(node, about, found.error, found.own, tolerance)
-        error, own, allowed = found.error, found.own, found.allowed(precision)
-        if error <= allowed and not found.mean_error <= (mean := found.allowed_mean(precision)):
-            return Compared(node, f"{about}, in the mean,", found.mean_error, found.mean_own, mean)
+            return Compared(node, about, rounding.error, rounding.own, tolerance)
+        error, own, allowed = rounding.error, rounding.own, rounding.allowed(precision)
+        if error <= allowed and not rounding.mean_error <= (mean := rounding.allowed_mean(precision)):
+            return Compared(node, f"{about}, in the mean,", rounding.mean_error, rounding.mean_own, mean)
         return Compared(node, about, error, own, allowed)
 
     values = [compared(place.node, place.about, rounding) for place, rounding in zip(places, inner, strict=True)]
@@ -215,8 +217,8 @@ def _checked(
         precision: contract.Precision = "float32" if tensor.dtype == "float32" else graph.precision
         values.append(compared(makers[tensor.name], f"the graph's {tensor.name}", last[tensor.name], precision))
     if graph.role == "greedy_step" and is_screened(definition.model.config, graph.precision):
-        for node, about, found in screening_distances(proto, definition, folder, with_kernels=with_kernels):
-            values.append(compared(node, f"screening: {about}", found))
+        for node, about, screened in screening_distances(proto, definition, folder, with_kernels=with_kernels):
+            values.append(compared(node, f"screening: {about}", screened))
     return GraphCheck(graph.file, (*elsewhere, *values), with_kernels)
 
 
@@ -235,8 +237,8 @@ def _together(cases: Iterable[list[tuple[Rounding, Rounding]]]) -> Iterator[tupl
     """For each value, the measurements of all cases, merged."""
     for pairs in zip(*cases, strict=True):
         merged = Rounding()
-        for _, found in pairs:
-            merged.merge(found)
+        for _, rounding in pairs:
+            merged.merge(rounding)
         yield pairs[0][0], merged
 
 
@@ -271,12 +273,12 @@ _OWN_CASES = {"ort": cases_ort.case, "ort-cuda": cases_cuda.case}
 
 
 def _output_distances(
-    graph: contract.GraphSpec, name: str, followed: Followed, found: Mapping[str, NDArray[Any]]
+    graph: contract.GraphSpec, name: str, followed: Followed, computed: Mapping[str, NDArray[Any]]
 ) -> Rounding:
     """The distances of an output of the graph."""
-    got = torch.from_numpy(found[name].astype(np.float64))
+    got = torch.from_numpy(computed[name].astype(np.float64))
     if name.startswith("best."):
-        return _best_distances(name, followed, found)
+        return _best_distances(name, followed, computed)
     exact, own = followed.outputs[name].double(), followed.own_outputs[name].double()
     if graph.step == "decoder_step" and name.startswith("present.") and graph.dialect in _OWN_CASES:
         position = torch.from_numpy(followed.case.inputs["position"])
@@ -286,25 +288,25 @@ def _output_distances(
     return distances(exact, own, got, slack, are_logits=name == "logits")
 
 
-def _best_distances(name: str, followed: Followed, found: Mapping[str, NDArray[Any]]) -> Rounding:
+def _best_distances(name: str, followed: Followed, computed: Mapping[str, NDArray[Any]]) -> Rounding:
     """The distances of the best tokens or of their scores: log-probabilities, or logits if the graph returns logits.
 
     A token is judged by its score, so either of two equally good tokens passes.
     """
-    told_logits = "best.logits" in found
+    told_logits = "best.logits" in computed
     exact, own = (
         logits.double() if told_logits else torch.log_softmax(logits.double(), -1)
         for logits in (followed.outputs["logits"], followed.own_outputs["logits"])
     )
-    ids, asked = torch.from_numpy(found["best.ids"]), 1 if told_logits else contract.BEST_TOKENS
+    ids, asked = torch.from_numpy(computed["best.ids"]), 1 if told_logits else contract.BEST_TOKENS
     asked = min(int(followed.case.inputs.get("count", [asked])[0]), exact.shape[-1])
     asked = len(followed.case.inputs.get("places", range(asked)))
-    if ids.shape != (len(exact), asked) or found[name].shape != ids.shape:
+    if ids.shape != (len(exact), asked) or computed[name].shape != ids.shape:
         return Rounding(math.nan)
     wanted, own_best = exact.topk(ids.shape[-1]).values, own.topk(ids.shape[-1]).values
     if name == "best.ids" and ((ids < 0) | (ids >= exact.shape[-1])).any():
         return Rounding(math.nan)
-    got = exact.gather(1, ids) if name == "best.ids" else torch.from_numpy(found[name]).double()
+    got = exact.gather(1, ids) if name == "best.ids" else torch.from_numpy(computed[name]).double()
     slack = followed.slack_of(["decoder.norm"])
     # A log-probability, or the rank of a token, changes by the errors of two logits.
     found_here = distances(wanted, own_best, got, None if slack is None else 2 * slack, are_logits=True)

@@ -106,7 +106,7 @@ def check_written(
     Raises:
         TfexportError: an error exceeds its limit.
     """
-    found, limit = [], "rounding explains" if tolerance is None else "--tolerance allows"
+    largest, limit = [], "rounding explains" if tolerance is None else "--tolerance allows"
     for graph in graphs:
         checked = check_graph(definition, graph, folder, tolerance=tolerance)
         if (first := checked.first) is not None:
@@ -118,5 +118,5 @@ def check_written(
                 f"{limit} {first.allowed:.1e} (PyTorch's own is {first.own:.1e}), so nothing was exported. "
                 + REMEDY.get(graph.precision, report)
             )
-        found.append(checked.largest)
-    return max(found, key=lambda value: value.share)
+        largest.append(checked.largest)
+    return max(largest, key=lambda value: value.share)

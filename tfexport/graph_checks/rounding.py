@@ -151,9 +151,9 @@ def slack_of_hopeless(exact: NDArray[np.float64]) -> NDArray[np.float64] | None:
         return np.where((behind > OUT_OF_REACH) & np.isfinite(behind), behind * HOPELESS_SHARE, 0.0)
 
 
-def logit_errors(exact: NDArray[np.float64], found: NDArray[Any]) -> NDArray[np.float64]:
+def logit_errors(exact: NDArray[np.float64], computed: NDArray[Any]) -> NDArray[np.float64]:
     """The largest distance of a logit in each row of logits [..., vocab], without the slack of hopeless words."""
-    difference, slack = exact - found, slack_of_hopeless(exact)
+    difference, slack = exact - computed, slack_of_hopeless(exact)
     if slack is None:
         return np.maximum(difference.max(axis=-1), -difference.min(axis=-1))
     return np.maximum(np.abs(difference) - slack, 0.0).max(axis=-1)

@@ -47,11 +47,11 @@ def screening_distances(
     states[:, random.integers(size)] *= 100  # makes the rounding steps of the other numbers coarse
     rounded = {name: np.asarray(array) for name, array in load_file(folder / SCREENING_FILE).items()}
 
-    def run(op_type: str, given: Mapping[int, NDArray[Any]]) -> list[NDArray[Any]]:
-        """The outputs of a function, with `given` inputs by their places."""
-        alone = _alone(model, nodes[op_type], given)
+    def run(op_type: str, arrays: Mapping[int, NDArray[Any]]) -> list[NDArray[Any]]:
+        """The outputs of a function. `arrays` has some of its inputs, by their places."""
+        alone = _alone(model, nodes[op_type], arrays)
         session = session_of(alone, folder, with_kernels=with_kernels)
-        return list(session.run(None, {nodes[op_type].input[place]: array for place, array in given.items()}))
+        return list(session.run(None, {nodes[op_type].input[place]: array for place, array in arrays.items()}))
 
     numbers, scale, room = run("ScreenStates", {0: states})
     steps, exact = numbers.astype(np.float64) - (LEVELS + 1), states.astype(np.float64)
@@ -74,18 +74,18 @@ def screening_distances(
         logits += transformer.output_bias.detach().double()
     useless = np.full(bounds.shape, 1e9, np.float32)  # nothing is proven, and no word is a better candidate
     none, those = np.zeros(0, np.int64), np.unique(logits.argmax(1).numpy())
-    for given, banned in ((bounds, none), (useless, none), (useless, those)):
+    for given_bounds, banned in ((bounds, none), (useless, none), (useless, those)):
         allowed = logits.index_fill(1, torch.from_numpy(banned), -torch.inf)
-        best, ids = run("ScreenBest", {0: given, 1: scale, 2: states, 5: banned})
+        best, ids = run("ScreenBest", {0: given_bounds, 1: scale, 2: states, 5: banned})
         own = (torch.from_numpy(states) @ weight.float().T).double()
         rounding = (own - torch.from_numpy(exact) @ weight.T).abs().max().item(), logit_size(logits.numpy())
-        words_found = allowed.gather(1, torch.from_numpy(ids))
-        for about, got in (("best logit", torch.from_numpy(best).double()), ("best word", words_found)):
+        word_logits = allowed.gather(1, torch.from_numpy(ids))
+        for about, got in (("best logit", torch.from_numpy(best).double()), ("best word", word_logits)):
             yield nodes["ScreenBest"].name, about, Rounding(distances(allowed.amax(1, True), got, got).error, *rounding)
 
 
-def _compared(node: onnx.NodeProto, about: str, exact: NDArray[Any], found: NDArray[Any]) -> Found:
-    tensor, got = torch.from_numpy(np.asarray(exact)), torch.from_numpy(found.astype(np.float64))
+def _compared(node: onnx.NodeProto, about: str, exact: NDArray[Any], computed: NDArray[Any]) -> Found:
+    tensor, got = torch.from_numpy(np.asarray(exact)), torch.from_numpy(computed.astype(np.float64))
     measured = distances(tensor, tensor, got)
     return (
         node.name,
@@ -94,19 +94,19 @@ def _compared(node: onnx.NodeProto, about: str, exact: NDArray[Any], found: NDAr
     )  # no means, because the input norms are rounded too
 
 
-def _alone(model: onnx.ModelProto, node: onnx.NodeProto, given: Mapping[int, NDArray[Any]]) -> onnx.ModelProto:
+def _alone(model: onnx.ModelProto, node: onnx.NodeProto, arrays: Mapping[int, NDArray[Any]]) -> onnx.ModelProto:
     """A graph of one node. Some inputs are given, the others are weights."""
     alone = onnx.ModelProto()
     alone.CopyFrom(model)
     del alone.graph.node[:], alone.graph.input[:], alone.graph.output[:], alone.graph.value_info[:]
-    needed = {name for place, name in enumerate(node.input) if place not in given}
+    needed = {name for place, name in enumerate(node.input) if place not in arrays}
     kept = [node]
     for other in reversed(model.graph.node):
         if needed & set(other.output):
             kept.insert(0, other)
             needed |= set(other.input)
     alone.graph.node.extend(kept)
-    for place, array in given.items():
+    for place, array in arrays.items():
         dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
         alone.graph.input.append(helper.make_tensor_value_info(node.input[place], dtype, [None] * array.ndim))
     alone.graph.output.extend(onnx.ValueInfoProto(name=name) for name in node.output)

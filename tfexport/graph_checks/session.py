@@ -44,13 +44,14 @@ class Session:
         self._halves = halves
 
     def __call__(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        def told(name: str) -> str:
+        def full_name(name: str) -> str:
             return f"{name}{WIDE}" if name in self._halves else name
 
-        given = {
-            told(name): array.astype(np.float32) if name in self._halves else array for name, array in inputs.items()
+        feeds = {
+            full_name(name): array.astype(np.float32) if name in self._halves else array
+            for name, array in inputs.items()
         }
-        return dict(zip(self._names, self._session.run([*map(told, self._names)], given), strict=True))
+        return dict(zip(self._names, self._session.run([*map(full_name, self._names)], feeds), strict=True))
 
 
 def _widen(graph: onnx.GraphProto, halves: Collection[str]) -> None:

@@ -66,14 +66,14 @@ def places_of(graph: onnx.GraphProto, model: Model) -> list[Place]:
     weights = {tensor.name for tensor in graph.initializer}
     makers = {name: (index, node.name) for index, node in enumerate(graph.node) for name in node.output}
     feeds = {name: node.input[0] for node in graph.node if node.op_type in _LAYOUT for name in node.output}
-    found: dict[str, Place] = {}
+    places: dict[str, Place] = {}
 
     def add(value: str, modules: tuple[str, ...], side: int, call: int = 0, *, without_bias: bool = False) -> None:
-        if value and value in makers and value not in found:
+        if value and value in makers and value not in places:
             computed = value
             while computed in feeds and feeds[computed] in makers:
                 computed = feeds[computed]
-            found[value] = Place(value, makers[computed][1], modules, side, call, without_bias)
+            places[value] = Place(value, makers[computed][1], modules, side, call, without_bias)
 
     for path, nodes in groups.items():
         modules = joined.get(path, (path,))
@@ -89,11 +89,11 @@ def places_of(graph: onnx.GraphProto, model: Model) -> list[Place]:
         read = (name for node in nodes for name in node.input if name and name not in known)
         # The output of another of these modules is compared there. (Query, key and value share rounded states.)
         if not isinstance(model.get_submodule(modules[0]), PositionTable):
-            given = next(name for name in read if not name.startswith(contract.SHAPE_NODE))
-            if not (given in makers and makers[given][1].rpartition("/")[0] in {*paths, *joined}):
-                add(given, modules, 0)
+            operand = next(name for name in read if not name.startswith(contract.SHAPE_NODE))
+            if not (operand in makers and makers[operand][1].rpartition("/")[0] in {*paths, *joined}):
+                add(operand, modules, 0)
         add(nodes[-1].output[0], modules, 1, without_bias=_leaves_bias(nodes[-1], model.get_submodule(modules[0])))
-    return sorted(found.values(), key=lambda place: makers[place.value][0])
+    return sorted(places.values(), key=lambda place: makers[place.value][0])
 
 
 def _norm_values(node: onnx.NodeProto) -> tuple[str, str]:
@@ -129,12 +129,12 @@ class Followed:
 
     @classmethod
     def of(
-        cls, definition: Definition, case: Case, places: Sequence[Place], found: Mapping[str, NDArray[Any]]
+        cls, definition: Definition, case: Case, places: Sequence[Place], computed: Mapping[str, NDArray[Any]]
     ) -> Followed:
-        own, own_outputs, _ = _followed(definition, definition.own, case, places, found)
+        own, own_outputs, _ = _followed(definition, definition.own, case, places, computed)
         with InFloat64(), _called(definition.model) as called:
-            exact, outputs, slack = _followed(definition, definition.model, case, places, found)
-        return cls(case, found, exact, own, outputs, own_outputs, slack, frozenset(called))
+            exact, outputs, slack = _followed(definition, definition.model, case, places, computed)
+        return cls(case, computed, exact, own, outputs, own_outputs, slack, frozenset(called))
 
     def again(self, definition: Definition, places: Sequence[Place], seed: int) -> Followed:
         """The same with another random rounding of PyTorch; see `models/float64.py`."""
@@ -149,15 +149,15 @@ class Followed:
             torch.cat([seen[path, place.side, place.call].double().flatten(0, -2) for path in modules], dim=-1)
             for seen in (self.exact, self.own)
         )
-        found = torch.from_numpy(got.astype(np.float64)).reshape(exact.shape)
+        computed = torch.from_numpy(got.astype(np.float64)).reshape(exact.shape)
         slack = self.slack_of(modules) if place.side == 1 else None
         if "src_ids" in self.case.inputs:
             lengths = torch.from_numpy(self.case.inputs["src_len"])
             real = (torch.arange(self.case.inputs["src_ids"].shape[1]) < lengths[:, None]).flatten()
             if len(real) == len(exact) and not real.all():  # skips the positions, which all sources share
-                exact, own, found = exact[real], own[real], found[real]
+                exact, own, computed = exact[real], own[real], computed[real]
                 slack = None if slack is None else slack[real]
-        return distances(exact, own, found, slack)
+        return distances(exact, own, computed, slack)
 
     def slack_of(self, paths: Sequence[str]) -> Tensor | None:
         """The slack of the outputs of these layers [rows, 1]; None if they are not quantized."""
@@ -166,9 +166,9 @@ class Followed:
 
 
 def _followed(
-    definition: Definition, model: Model, case: Case, places: Sequence[Place], found: Mapping[str, NDArray[Any]]
+    definition: Definition, model: Model, case: Case, places: Sequence[Place], computed: Mapping[str, NDArray[Any]]
 ) -> tuple[Mapping[Value, Tensor], Outputs, Mapping[str, Tensor]]:
-    with torch.inference_mode(), _following(model, places, found) as seen, definition.rounding() as slack:
+    with torch.inference_mode(), _following(model, places, computed) as seen, definition.rounding() as slack:
         outputs = case.outputs(model)
     return seen, outputs, slack
 
@@ -192,19 +192,19 @@ def _called(model: Model) -> Iterator[set[str]]:
 
 @contextmanager
 def _following(
-    model: Model, places: Sequence[Place], found: Mapping[str, NDArray[Any]]
+    model: Model, places: Sequence[Place], computed: Mapping[str, NDArray[Any]]
 ) -> Iterator[Mapping[Value, Tensor]]:
-    """A context that collects the values of `model` at `places`, and then replaces them by those `found` in the graph."""
-    given: dict[Value, Tensor] = {}
+    """A context that collects the values of `model` at `places`, and then replaces them by those `computed` in the graph."""
+    replacements: dict[Value, Tensor] = {}
     biases: dict[Value, Any] = {}
     for place in places:
-        tensor = torch.from_numpy(found[place.value])
+        tensor = torch.from_numpy(computed[place.value])
         if place.side == 1 and len(place.modules) > 1:
             widths = [len(model.get_submodule(path).weight) for path in place.modules]  # type: ignore[arg-type]
             parts: Sequence[Tensor] = torch.split(tensor, widths, dim=-1)
         else:
             parts = [tensor] * len(place.modules)
-        given |= {(path, place.side, place.call): part for path, part in zip(place.modules, parts, strict=True)}
+        replacements |= {(path, place.side, place.call): part for path, part in zip(place.modules, parts, strict=True)}
         if place.without_bias:
             biases |= {(path, place.side, place.call): model.get_submodule(path).bias for path in place.modules}
     seen: dict[Value, Tensor] = {}
@@ -213,11 +213,11 @@ def _following(
     def follow(path: str, side: int, states: Tensor) -> Tensor:
         value = path, side, calls[path, side]
         calls[path, side] += 1
-        if value not in given:
+        if value not in replacements:
             return states
         bias = biases.get(value)
         seen[value] = states if bias is None else states - bias
-        followed = given[value].reshape(states.shape).to(states.dtype)
+        followed = replacements[value].reshape(states.shape).to(states.dtype)
         return followed if bias is None else followed + bias
 
     def enter(path: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -227,7 +227,7 @@ def _following(
         return follow(path, 1, output)
 
     handles = []
-    for path in {path for path, _, _ in given}:
+    for path in {path for path, _, _ in replacements}:
         module = model.get_submodule(path)
         handles.append(module.register_forward_pre_hook(partial(enter, path)))
         handles.append(module.register_forward_hook(partial(leave, path)))
@@ -239,9 +239,9 @@ def _following(
 
 
 def distances(
-    exact: Tensor, own: Tensor, found: Tensor, slack: Tensor | None = None, *, are_logits: bool = False
+    exact: Tensor, own: Tensor, computed: Tensor, slack: Tensor | None = None, *, are_logits: bool = False
 ) -> Rounding:
-    """The distances of `found` and PyTorch's `own` numbers from those in float64, minus `slack`.
+    """The distances of `computed` and PyTorch's `own` numbers from those in float64, minus `slack`.
 
     Numbers that are infinite on both sides count as equal. With `are_logits`, the numbers are logits or log-probabilities
     [..., words] that include the largest one of each row, and hopeless words have a slack of their own.
@@ -252,9 +252,9 @@ def distances(
         of_hopeless = torch.from_numpy(hopeless)
         size = torch.where(of_hopeless > 0, 0.0, size)
         slack = of_hopeless if slack is None else slack + of_hopeless
-    errors, owns = ((other.double() - exact).abs_() for other in (found, own))
+    errors, owns = ((other.double() - exact).abs_() for other in (computed, own))
     if size.numel() and not size.max().isfinite():
-        errors, owns = (torch.where(exact == other, 0.0, off) for other, off in ((found, errors), (own, owns)))
+        errors, owns = (torch.where(exact == other, 0.0, off) for other, off in ((computed, errors), (own, owns)))
         size = torch.where(size.isinf(), 0.0, size)
     if slack is not None:  # PyTorch's own arithmetic may also round an activation to the other step
         errors, owns = ((values - slack).clamp(min=0) for values in (errors, owns))

@@ -47,8 +47,8 @@ def misplaced(model: onnx.ModelProto, precision: contract.Precision, folder: Pat
             else:
                 lies = source.tensor(name)
                 wanted = (lies.location, lies.offset, lies.length, [*lies.shape], int(lies.dtype))
-                found = (place.get("location"), int(place.get("offset", 0)), int(place.get("length", -1)))
-                if (*found, list(tensor.dims), tensor.data_type) != wanted:
+                location = (place.get("location"), int(place.get("offset", 0)), int(place.get("length", -1)))
+                if (*location, list(tensor.dims), tensor.data_type) != wanted:
                     about = f"{tensor.name}, which is elsewhere in the weights file"
         if about is not None:
             yield users.get(tensor.name, tensor.name), f"weights {about}"
@@ -62,10 +62,10 @@ def misplaced(model: onnx.ModelProto, precision: contract.Precision, folder: Pat
 
 def _numbers(node: onnx.NodeProto) -> int:
     """The count of numbers in a node's attributes; large if an attribute is a graph, which this version does not write."""
-    found = 0
+    count = 0
     for attribute in node.attribute:
         has_graph = attribute.HasField("g") or attribute.graphs or attribute.HasField("sparse_tensor")
         tensors = [attribute.t, *attribute.tensors]
-        found += MOST_NUMBERS + 1 if has_graph else sum(math.prod(t.dims) for t in tensors if t.dims)
-        found += len(attribute.floats) + len(attribute.ints) + len(attribute.strings)
-    return found
+        count += MOST_NUMBERS + 1 if has_graph else sum(math.prod(t.dims) for t in tensors if t.dims)
+        count += len(attribute.floats) + len(attribute.ints) + len(attribute.strings)
+    return count
