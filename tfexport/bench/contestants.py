@@ -49,30 +49,30 @@ def contestants_of(bundle: Path, beside: Sequence[str], pythons: Sequence[str]) 
     Raises:
         TfexportError: a contestant is unknown, or its folder is missing.
     """
-    interpreters = dict(_pair(given, "--python") for given in pythons)
-    found = {OWN: bundle}
-    for given in beside:
-        name, _, folder = given.partition("=")
+    interpreters = dict(_pair(argument, "--python") for argument in pythons)
+    folders = {OWN: bundle}
+    for argument in beside:
+        name, _, folder = argument.partition("=")
         if name in FOLDERS:
-            name, folder = _pair(given, "--beside")
-            found[name] = Path(folder)
-            if not found[name].is_dir():
+            name, folder = _pair(argument, "--beside")
+            folders[name] = Path(folder)
+            if not folders[name].is_dir():
                 raise TfexportError(f"{folder} is not a folder. Write one with benchmarks/peers/converters.py.")
         elif name in PROFILED and not folder:
-            found[name] = bundle
+            folders[name] = bundle
         else:
             names = ", ".join([*PROFILED[1:], *(f"{name}=FOLDER" for name in FOLDERS)])
-            raise TfexportError(f"there is no contestant called {given!r}. Give one of {names}.")
-    unknown = sorted(set(interpreters) - set(found))
+            raise TfexportError(f"there is no contestant called {argument!r}. Give one of {names}.")
+    unknown = sorted(set(interpreters) - set(folders))
     if unknown:
         raise TfexportError(f"--python is given for {unknown[0]}, which does not take part. Add it with --beside.")
-    return [Contestant(name, path, Path(interpreters.get(name, sys.executable))) for name, path in found.items()]
+    return [Contestant(name, path, Path(interpreters.get(name, sys.executable))) for name, path in folders.items()]
 
 
-def _pair(given: str, flag: str) -> tuple[str, str]:
-    name, _, value = given.partition("=")
+def _pair(argument: str, flag: str) -> tuple[str, str]:
+    name, _, value = argument.partition("=")
     if not (name and value):
-        raise TfexportError(f"{flag} is {given!r}. Give a name and a path, as in ctranslate2=FOLDER.")
+        raise TfexportError(f"{flag} is {argument!r}. Give a name and a path, as in ctranslate2=FOLDER.")
     return name, value
 
 

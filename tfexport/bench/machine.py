@@ -96,7 +96,7 @@ def _best_rate(pool: ThreadPoolExecutor, work: Sequence[Callable[[], object]], a
     best = float("inf")
     for _ in range(repeats + 1):
         start = time.perf_counter()
-        for part in [pool.submit(one) for one in work]:
+        for part in [pool.submit(task) for task in work]:
             part.result()
         best = min(best, time.perf_counter() - start)
     return amount / best
@@ -184,13 +184,13 @@ def busy_cpus(seconds: float = 1.0) -> float | None:
 
 def versions() -> dict[str, str]:
     """The versions of the installed packages among `PACKAGES`."""
-    found = {}
+    installed = {}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            installed[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def _last_level_cache() -> int | None:

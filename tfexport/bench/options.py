@@ -10,8 +10,8 @@ from tfexport.option import Options, numbers, option
 _CELLS = "What is measured"
 
 
-def _batches(called: str, given: str) -> tuple[int, ...]:
-    return tuple(0 if one.strip() == "best" else numbers(called, one)[0] for one in given.split(","))
+def _batches(called: str, text: str) -> tuple[int, ...]:
+    return tuple(0 if word.strip() == "best" else numbers(called, word)[0] for word in text.split(","))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class BenchOptions(Options):
     precisions: tuple[Precision, ...] = option(
         ("float32",),
         flag="--precision",
-        parse=lambda called, given: precisions_of(given, called),
+        parse=lambda called, text: precisions_of(text, called),
         default_text="fp32",
         metavar="P,...",
         help="One or more precisions, such as fp32,int8.",

@@ -67,8 +67,8 @@ class RuntimePeer:
             return self._decode(pool, sources, options, batch_size)
 
     def _decode(self, pool: WorkerPool, sources: Sources, options: SearchOptions, batch_size: int) -> list[Ids]:
-        (found,) = decode_windows(pool, [sources], options, batch_size=batch_size)
-        return [hypotheses[0].ids for hypotheses in found]
+        (decoded,) = decode_windows(pool, [sources], options, batch_size=batch_size)
+        return [hypotheses[0].ids for hypotheses in decoded]
 
 
 class CTranslate2Peer:
@@ -195,8 +195,10 @@ class _Generator:
             ids = [[*source, *[self._pad] * (longest - len(source))] for source in batch]
             mask = [[1] * len(source) + [0] * (longest - len(source)) for source in batch]
             with torch.inference_mode():
-                found = self._model.generate(input_ids=torch.tensor(ids), attention_mask=torch.tensor(mask), **settings)
-            return [self._until_eos(row) for row in found[:, 1:].tolist()]  # the first token is bos
+                generated = self._model.generate(
+                    input_ids=torch.tensor(ids), attention_mask=torch.tensor(mask), **settings
+                )
+            return [self._until_eos(row) for row in generated[:, 1:].tolist()]  # the first token is bos
 
         return _by_length(sources, batch_size, together)
 

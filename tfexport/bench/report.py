@@ -22,15 +22,15 @@ reading the weights and multiplying take at least here. MiB: the process' peak. 
 same outputs: those identical to {OWN}'s."""
 
 
-def heading(found: Mapping[str, Any]) -> str:
+def heading(record: Mapping[str, Any]) -> str:
     """The first lines of a run: machine, model and peaks."""
-    machine, config = found["machine"], found["config"]
+    machine, config = record["machine"], record["config"]
     lines = [
         f"{machine['date']}, {machine['cpu']}, {machine['cpus']} CPUs",
-        f"{found['bundle']}: d_model {config['d_model']}, {config['n_encoder_layers']} + {config['n_decoder_layers']} "
+        f"{record['bundle']}: d_model {config['d_model']}, {config['n_encoder_layers']} + {config['n_decoder_layers']} "
         f"layers, {config['n_heads']} heads, d_ff {config['d_ff']}, vocabulary {config['tgt_vocab_size']}",
     ]
-    lines += [peaks_line(Peaks.from_dict(peaks)) for peaks in found["peaks"]]
+    lines += [peaks_line(Peaks.from_dict(peaks)) for peaks in record["peaks"]]
     return "\n".join(lines)
 
 

@@ -98,8 +98,13 @@ def _row(attempt: Attempt, own: Attempt | None, tried: Sequence[Attempt]) -> dic
         "mkl": setup.mkl,
         "batch": attempt.batch,
         "trials": [
-            {"configuration": one.setup.about, "batch": one.batch, "seconds": one.trial, "reason": one.reason}
-            for one in tried
+            {
+                "configuration": candidate.setup.about,
+                "batch": candidate.batch,
+                "seconds": candidate.trial,
+                "reason": candidate.reason,
+            }
+            for candidate in tried
         ],
         "load_seconds": attempt.loaded and attempt.loaded["seconds"],
         "versions": attempt.loaded and attempt.loaded["versions"],
@@ -111,19 +116,19 @@ def _row(attempt: Attempt, own: Attempt | None, tried: Sequence[Attempt]) -> dic
     row |= dict.fromkeys(("identical", "memory_mib", "floor", "times_floor"))
     if not attempt.ran:
         return row
-    seconds = [one for one in attempt.seconds if one is not None]
+    seconds = [duration for duration in attempt.seconds if duration is not None]
     tokens = sum(attempt.lengths)
     row["rounds"], row["fewer_rounds"] = len(seconds), attempt.slow
     row["lengths"] = attempt.lengths
-    row["tokens_per_second"] = spread([tokens / one for one in seconds])
-    row["sentences_per_second"] = spread([len(attempt.lengths) / one for one in seconds])
+    row["tokens_per_second"] = spread([tokens / duration for duration in seconds])
+    row["sentences_per_second"] = spread([len(attempt.lengths) / duration for duration in seconds])
     row["memory_mib"] = attempt.memory and attempt.memory / 2**20
     row["call_seconds"] = attempt.calls
     row["latency_ms"] = percentiles(attempt.calls)
     if own is not None and own.ran and own is not attempt:
         row["ratios"] = ratios(attempt.seconds, own.seconds)
         row["ratio"] = spread(row["ratios"])
-        row["identical"] = sum(one == other for one, other in zip(attempt.outputs, own.outputs, strict=True))
+        row["identical"] = sum(ids == other for ids, other in zip(attempt.outputs, own.outputs, strict=True))
     if attempt.profile is not None:
         row |= _parts(attempt.profile, setup.workers)
     return row
@@ -140,10 +145,10 @@ def _parts(profile: Mapping[str, Any], workers: int) -> dict[str, Any]:
     }
 
 
-def ratios(theirs: Sequence[float | None], ours: Sequence[float | None]) -> list[float]:
-    """`theirs` divided by `ours`, in seconds, for each round in which both ran."""
-    both = zip(theirs, ours, strict=True)
-    return [one / other for one, other in both if one is not None and other is not None]
+def ratios(seconds: Sequence[float | None], own_seconds: Sequence[float | None]) -> list[float]:
+    """`seconds` divided by `own_seconds`, for each round in which both ran."""
+    both = zip(seconds, own_seconds, strict=True)
+    return [value / other for value, other in both if value is not None and other is not None]
 
 
 def spread(values: Sequence[float]) -> dict[str, float] | None:

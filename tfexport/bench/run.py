@@ -134,8 +134,8 @@ class Bench:
         best = {}
         for name, tried in attempts.items():
             finished = [attempt for attempt in tried if attempt.ran]
-            told = [attempt for attempt in tried if attempt.reason]
-            best[name] = min(finished, key=lambda attempt: attempt.median) if finished else (told or tried)[0]
+            failed = [attempt for attempt in tried if attempt.reason]
+            best[name] = min(finished, key=lambda attempt: attempt.median) if finished else (failed or tried)[0]
         self._calls(team, cell, stream, [attempt for attempt in best.values() if attempt.ran])
         for name in PROFILED:
             if name in best and best[name].ran:
@@ -295,10 +295,11 @@ def run(
     measured: list[dict[str, Any]] = []
     record = {
         "machine": {**facts(), "busy_cpus": busy},
-        "peaks": [found.to_dict() for found in peaks.values()],
+        "peaks": [peak.to_dict() for peak in peaks.values()],
         "options": asdict(plan),
         "contestants": [
-            {"name": one.name, "path": one.path.name, "python": Path(one.python).name} for one in contestants
+            {"name": contestant.name, "path": contestant.path.name, "python": Path(contestant.python).name}
+            for contestant in contestants
         ],
         "bundle": str(bundle.directory),
         "config": config.to_dict(),
@@ -323,8 +324,8 @@ def peaks_of(threads: Sequence[int]) -> dict[int, Peaks]:
     wanted = sorted({1, *threads})
     with Process(ONE_THREAD) as process:
         answer = process.ask({"command": "peaks", "threads": wanted})
-    found: dict[int, Peaks] = {}
+    by_threads: dict[int, Peaks] = {}
     for fields in answer["peaks"]:
         peaks = Peaks.from_dict(fields)
-        found[peaks.threads] = peaks.or_better(found[max(found)]) if found else peaks
-    return found
+        by_threads[peaks.threads] = peaks.or_better(by_threads[max(by_threads)]) if by_threads else peaks
+    return by_threads

@@ -158,8 +158,8 @@ class Session:
         for _ in range(repeats):
             outputs = self._peer.decode(request["sources"], options, int(request["batch_size"]))
         seconds = (time.perf_counter() - start) / repeats
-        found = {"seconds": seconds, "lengths": [len(ids) for ids in outputs], "memory": memory_of_all()}
-        return {**found, "outputs": outputs} if request.get("outputs") else found
+        result = {"seconds": seconds, "lengths": [len(ids) for ids in outputs], "memory": memory_of_all()}
+        return {**result, "outputs": outputs} if request.get("outputs") else result
 
     def _profile(self, request: Mapping[str, Any]) -> dict[str, Any]:
         peer = self._peer
@@ -196,8 +196,8 @@ def peak_memory() -> int | None:
         status = STATUS.read_text(encoding="ascii", errors="replace")
     except OSError:
         return None
-    found = next((line.split() for line in status.splitlines() if line.startswith("VmHWM:")), None)
-    return int(found[1]) * 1024 if found else None
+    words = next((line.split() for line in status.splitlines() if line.startswith("VmHWM:")), None)
+    return int(words[1]) * 1024 if words else None
 
 
 def memory_of_all() -> int | None:
