@@ -87,9 +87,9 @@ class Document:
         rewritten = deque(self._rewritten)
         if len(translations) != len(self.segments):
             raise ValueError(f"{len(translations)} translations of {len(self.segments)} segments")
-        given = iter(translations)
+        rest = iter(translations)
         for number, (place, segment) in enumerate(zip(self._places, self._parts, strict=True)):
-            new = next(given) if place.copied is None else Aligned(place.copied)
+            new = next(rest) if place.copied is None else Aligned(place.copied)
             if new is None or (place.run.escape is None and not new.text.strip()):
                 last = ""
                 continue
@@ -116,12 +116,12 @@ class Document:
         Args:
             waiting: the marks that are not before `start`; those before `end` are removed.
         """
-        found = {}
+        texts = {}
         while waiting and waiting[0][2] <= end:
             begin, first, last, text = waiting.popleft()
             if begin < start <= first:
-                found[first, last] = text
-        return found
+                texts[first, last] = text
+        return texts
 
 
 def document(
@@ -159,15 +159,15 @@ def document(
             def reads(first: int, to: int, run: Run = run) -> bool:
                 return fits(_model_text(_Place(run, first, to, False)))
 
-            found = pieces(shape, start, end, reads, whole)
-            for first, to in found:
+            spans = pieces(shape, start, end, reads, whole)
+            for first, to in spans:
                 copied = None
                 if whole and not has_words(rest := _without(run.text, whole, first, to)):
                     copied = _unmarked(source, _Place(run, first, to, False), rest, keep)
                     if copied is None and not (keep and any(mark in run.text[first:to] for mark in keep)):
                         continue
                 places.append(_Place(run, first, to, first == last, copied))
-                is_piece.append(len(found) > 1)
+                is_piece.append(len(spans) > 1)
                 last = to
     return Document(source, places, is_piece)
 
@@ -190,12 +190,12 @@ def _spans(run: Run, shape: str, parts: Split, language: str | None, is_aligned:
 
 def _between_marks(run: Run, span: Span) -> list[Span]:
     """The parts of a sentence between its marks."""
-    start, found = span[0], []
+    start, parts = span[0], []
     for place in run.within(*span):
         mark = run.marks[place]
-        found.append((start, max(start, mark.start)))
+        parts.append((start, max(start, mark.start)))
         start = max(start, mark.end)
-    return [trimmed(run.text, *part) for part in [*found, (start, max(start, span[1]))] if part[0] < part[1]]
+    return [trimmed(run.text, *part) for part in [*parts, (start, max(start, span[1]))] if part[0] < part[1]]
 
 
 def _without(text: str, copied: Sequence[Span], start: int, end: int) -> str:
@@ -225,13 +225,13 @@ def _unmarked(source: str, place: _Place, rest: str, keep: Keep) -> str | None:
     opens, closes = map(len, keep)
     inner = [text[start + opens : end - closes] for start, end in spans]
     if (
-        any(not one.strip() or keep[0] in one for one in inner)
+        any(not content.strip() or keep[0] in content for content in inner)
         or nodes_of(source, place.run, place.start, place.end)[0]
     ):
         return None
     parts, done = [], 0
-    for (start, end), one in zip(spans, inner, strict=True):
-        parts += [text[done:start], one]
+    for (start, end), content in zip(spans, inner, strict=True):
+        parts += [text[done:start], content]
         done = end
     return "".join([*parts, text[done:]])
 
@@ -276,10 +276,10 @@ def _with_marks(new: Aligned, nodes: Sequence[Node], segment: Segment, run: Run,
     """
     parts = [(True, new.text)]
     if nodes:
-        found = units(new, segment.text, nodes)
-        place_all(nodes, new, found, segment.text)
-        parts = rendered(new.text, nodes, found)
-    for is_text, group in groupby((one for one in parts if one[1]), key=itemgetter(0)):
+        spans = units(new, segment.text, nodes)
+        place_all(nodes, new, spans, segment.text)
+        parts = rendered(new.text, nodes, spans)
+    for is_text, group in groupby((pair for pair in parts if pair[1]), key=itemgetter(0)):
         if not is_text:
             yield from ((part, -1) for _, part in group)
             continue

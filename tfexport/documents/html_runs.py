@@ -74,11 +74,11 @@ have."""
 
 def addresses(text: str, start: int, end: int, keep: Keep) -> Iterator[Span]:
     """The addresses in `[start, end)` of a text. None contains a mark of `keep`."""
-    for found in _ADDRESS.finditer(text, start, end):
-        ends = [place for mark in keep or () if (place := text.find(mark, *found.span())) >= 0]
+    for match in _ADDRESS.finditer(text, start, end):
+        ends = [place for mark in keep or () if (place := text.find(mark, *match.span())) >= 0]
         if not ends:
-            yield found.span()
-        elif shorter := _ADDRESS.match(text, found.start(), min(ends)):
+            yield match.span()
+        elif shorter := _ADDRESS.match(text, match.start(), min(ends)):
             yield shorter.span()
 
 
@@ -107,13 +107,13 @@ def escaped(text: str) -> str:
 
 def _add_text(run: RunBuilder, source: str, start: int, end: int) -> None:
     done = start
-    for found in _REFERENCE.finditer(source, start, end):
-        letters = html.unescape(found.group())
-        if letters == found.group():
+    for match in _REFERENCE.finditer(source, start, end):
+        letters = html.unescape(match.group())
+        if letters == match.group():
             continue
-        run.text(source[done : found.start()], done, found.start())
-        run.text(letters, found.start(), found.end())
-        done = found.end()
+        run.text(source[done : match.start()], done, match.start())
+        run.text(letters, match.start(), match.end())
+        done = match.end()
     run.text(source[done:end], done, end)
 
 

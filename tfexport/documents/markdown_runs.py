@@ -201,12 +201,12 @@ def _named(event: Any) -> tuple[str, str, Any]:
 
 def _inner(waiting: deque[Event], name: str) -> list[Event]:
     """Remove and return the events up to the end of an element. The end is also removed."""
-    found: list[Event] = []
+    inner: list[Event] = []
     depth = 1
     while waiting:
         event = waiting.popleft()
         depth += (event[1] == name) * ((event[0] == "Start") - (event[0] == "End"))
         if not depth:
             break
-        found.append(event)
-    return found
+        inner.append(event)
+    return inner

@@ -44,12 +44,12 @@ def events(text: str) -> Iterator[tuple[Any, int, int]]:
     read = pyromark.Options
     options = read.ENABLE_TABLES | read.ENABLE_STRIKETHROUGH | read.ENABLE_TASKLISTS | read.ENABLE_FOOTNOTES
     options |= read.ENABLE_GFM  # alerts
-    found = pyromark.events_with_range(text, options=options)
+    parsed = pyromark.events_with_range(text, options=options)
     if text.isascii():
-        yield from ((event, place["start"], place["end"]) for event, place in found)
+        yield from ((event, place["start"], place["end"]) for event, place in parsed)
         return
     starts = list(accumulate(len(letter.encode("utf-8", "surrogatepass")) for letter in text))
-    for event, place in found:  # the place is in bytes
+    for event, place in parsed:  # the place is in bytes
         yield event, bisect_right(starts, place["start"]), bisect_right(starts, place["end"])
 
 
@@ -58,9 +58,9 @@ def escaped(text: str) -> str:
     return _TO_ESCAPE.sub(_with_backslash, text)
 
 
-def _with_backslash(found: re.Match[str]) -> str:
-    place = found.start("first") if found["first"] else found.start()
-    return f"{found.string[found.start() : place]}\\{found.string[place : found.end()]}"
+def _with_backslash(match: re.Match[str]) -> str:
+    place = match.start("first") if match["first"] else match.start()
+    return f"{match.string[match.start() : place]}\\{match.string[place : match.end()]}"
 
 
 def written(parts: Sequence[Part]) -> str:
@@ -113,14 +113,14 @@ def _joined(parts: Sequence[Part], to_escape: Collection[int]) -> tuple[str, lis
 
 def _segments(parts: Sequence[Part], places: Sequence[tuple[int, int]]) -> dict[int, tuple[int, int]]:
     """The characters of each segment, with the marks in it."""
-    found: dict[int, tuple[int, int]] = {}
+    segments: dict[int, tuple[int, int]] = {}
     for (_, number), (start, end) in zip(parts, places, strict=True):
-        found[number] = (found.get(number, (start, end))[0], end)
-    return found
+        segments[number] = (segments.get(number, (start, end))[0], end)
+    return segments
 
 
 class _Seen:
-    """What the parser sees in a document: characters of text, and events of other kinds."""
+    """The text and the events that the parser sees in a document."""
 
     def __init__(self, text: str):
         self.all: list[str] = []
@@ -137,9 +137,9 @@ class _Seen:
             self._places += [start + place * is_same for place in range(len(letters))]
 
     def at(self, start: int, end: int) -> list[str]:
-        """What begins in `[start, end)`."""
+        """The characters and events that begin in `[start, end)`."""
         return self.all[bisect_left(self._places, start) : bisect_left(self._places, end)]
 
     def text(self, start: int, end: int) -> str:
         """The characters of text in `[start, end)`, without white space."""
-        return "".join(one for one in self.at(start, end) if len(one) == 1 and not one.isspace())
+        return "".join(item for item in self.at(start, end) if len(item) == 1 and not item.isspace())

@@ -34,7 +34,7 @@ def nodes_of(source: str, run: Run, start: int, end: int) -> tuple[list[Node], l
     if not touching:
         return [], []
     text, at = collapsed(run.text[start:end])
-    elements = [found for index in touching if (found := _element(run, index, start, end, at))]
+    elements = [node for index in touching if (node := _element(run, index, start, end, at))]
     known = {index for element in elements for index in element}
     closing = {first: last for first, last in elements if first >= 0 and last < len(run.marks)}
     furthest = -1  # the last mark of the elements before
@@ -58,7 +58,7 @@ def _is_empty(mark: Mark, other: Mark, start: int, at: list[int]) -> bool:
     Args:
         at: `collapsed` places of the sentence, which begins at `start`.
     """
-    places = [one.start - start for one in (mark, other)]
+    places = [item.start - start for item in (mark, other)]
     return all(0 <= place < len(at) for place in places) and at[places[0]] == at[places[1]]
 
 
@@ -114,11 +114,11 @@ def _is_space(text: str, place: int) -> bool:
     return not 0 <= place < len(text) or text[place].isspace()
 
 
-def _tree(found: list[tuple[Range, Node]]) -> list[Node]:
+def _tree(elements: list[tuple[Range, Node]]) -> list[Node]:
     """Arrange nodes into a tree, with nodes under those that contain them."""
     roots: list[Node] = []
     opened: list[tuple[int, Node]] = []
-    for (first, last), node in found:
+    for (first, last), node in elements:
         while opened and opened[-1][0] < first:
             opened.pop()
         (opened[-1][1].children if opened else roots).append(node)

@@ -37,7 +37,7 @@ class Node:
     @property
     def is_bare(self) -> bool:
         """Whether it is only emphasis of Markdown. Without words, its marks would be read as text, or as a code fence."""
-        return self.is_emphasis and all(one.is_bare for one in self.children)
+        return self.is_emphasis and all(child.is_bare for child in self.children)
 
     @property
     def is_emphasis(self) -> bool:

@@ -51,15 +51,15 @@ def units(aligned: Aligned, source: str, nodes: Sequence[Node]) -> list[Span]:
     """
     starts = {start for start, _ in aligned.targets}
     edges = {place for part in _copies(aligned.text, source, nodes) for place in part}
-    found: list[Span] = []
+    spans: list[Span] = []
     for word in _WORD.finditer(aligned.text):
         place = word.start()
         for cut in range(place + 1, word.end()):
             if cut in edges or (cut in starts and unicodedata.east_asian_width(aligned.text[cut]) in "WF"):
-                found.append((place, cut))
+                spans.append((place, cut))
                 place = cut
-        found.append((place, word.end()))
-    return found
+        spans.append((place, word.end()))
+    return spans
 
 
 def _copies(text: str, source: str, nodes: Sequence[Node]) -> dict[Span, Span]:
@@ -68,13 +68,13 @@ def _copies(text: str, source: str, nodes: Sequence[Node]) -> dict[Span, Span]:
     for edges in _source_words(source, nodes):
         if len(edges) > 2:
             cut.setdefault(source[edges[0] : edges[-1]], []).append(edges)
-    found: dict[Span, Span] = {}
+    copies: dict[Span, Span] = {}
     for word, places in cut.items():
         for count, copy in enumerate(re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", text)):
             edges = places[min(count, len(places) - 1)]
             shift = copy.start() - edges[0]
-            found |= {(start + shift, end + shift): (start, end) for start, end in pairwise(edges)}
-    return found
+            copies |= {(start + shift, end + shift): (start, end) for start, end in pairwise(edges)}
+    return copies
 
 
 def _source_words(source: str, nodes: Sequence[Node]) -> Iterator[list[int]]:
@@ -91,22 +91,22 @@ def _edges(nodes: Sequence[Node]) -> Iterator[int]:
         yield from _edges(node.children)
 
 
-def unit_attention(aligned: Aligned, found: Sequence[Span], length: int) -> Floats:
+def unit_attention(aligned: Aligned, spans: Sequence[Span], length: int) -> Floats:
     """The attention of each unit, [units, characters of the source]; each row has the sum 1.
 
     Without attention, the words are assumed to be in the order of the source.
     """
-    weights = np.zeros((len(found), length))
+    weights = np.zeros((len(spans), length))
     if aligned.attention is None or not len(aligned.targets) or not len(aligned.sources):
-        for place in range(len(found)):
-            low, high = (length * place) // len(found), -(-length * (place + 1) // len(found))
+        for place in range(len(spans)):
+            low, high = (length * place) // len(spans), -(-length * (place + 1) // len(spans))
             weights[place, low:high] = 1 / max(1, high - low)
         return weights
     spread = np.zeros((len(aligned.sources), length))
     for place, (start, end) in enumerate(aligned.sources):
         spread[place, start:end] = 1 / max(1, end - start)
     attention = np.asarray(aligned.attention, np.float64)
-    for place, (start, end) in enumerate(found):
+    for place, (start, end) in enumerate(spans):
         rows = [row for row, (first, last) in enumerate(aligned.targets) if first < end and last > start]
         if rows:
             weights[place] = attention[rows].sum(axis=0) @ spread
@@ -114,29 +114,29 @@ def unit_attention(aligned: Aligned, found: Sequence[Span], length: int) -> Floa
     return np.divide(weights, sums, out=weights, where=sums > 0)
 
 
-def place_all(nodes: Sequence[Node], aligned: Aligned, found: Sequence[Span], source: str) -> None:
+def place_all(nodes: Sequence[Node], aligned: Aligned, spans: Sequence[Span], source: str) -> None:
     """Set the words `at` of each of `nodes`.
 
     Args:
-        found: the units of the translation.
+        spans: the units of the translation.
         source: the source sentence.
     """
-    weights = unit_attention(aligned, found, len(source))
+    weights = unit_attention(aligned, spans, len(source))
     copies = _copies(aligned.text, source, nodes)
-    for place, span in enumerate(found):
+    for place, span in enumerate(spans):
         if span in copies:  # tokens may be longer than such a part, so their attention does not tell it from the others
             start, end = copies[span]
             weights[place] = 0
             weights[place, start:end] = 1 / (end - start)
     words = [part for edges in _source_words(source, nodes) for part in pairwise(edges)]
-    best = np.zeros(len(found), np.int64)
-    if words and found:
+    best = np.zeros(len(spans), np.int64)
+    if words and spans:
         best = np.array([weights[:, start:end].sum(axis=1) for start, end in words]).argmax(axis=0)
-    texts = [aligned.text[start:end] for start, end in found]
-    kept = [any(first < end and last > start for first, last in aligned.kept) for start, end in found]
+    texts = [aligned.text[start:end] for start, end in spans]
+    kept = [any(first < end and last > start for first, last in aligned.kept) for start, end in spans]
     to = [words[index] if words else (0, 0) for index in best]
-    placer = _Placer(aligned.text, source, found, texts, weights, to, np.array(kept, bool))
-    placer.place(nodes, (0, len(found)))
+    placer = _Placer(aligned.text, source, spans, texts, weights, to, np.array(kept, bool))
+    placer.place(nodes, (0, len(spans)))
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class _Placer:
 
     def _copy_of(self, literal: str, source: Span, free: NDArray[np.bool_]) -> Span | None:
         """The units that already contain the copied text. Of several, those with the most attention to it."""
-        best, found = -1.0, None
+        best, units = -1.0, None
         start = self.text.find(literal)
         while start >= 0:
             end = start + len(literal)
@@ -197,9 +197,9 @@ class _Placer:
             if 0 <= first <= last and free[first : last + 1].all():
                 share = float(self.weights[first : last + 1, slice(*source)].sum())
                 if share > best:
-                    best, found = share, (first, last + 1)
+                    best, units = share, (first, last + 1)
             start = self.text.find(literal, start + 1)
-        return found
+        return units
 
     def _copied_part(self, node: Node, literal: str, within: Span, free: NDArray[np.bool_]) -> Span:
         """The words that a copied text replaces. Punctuation that it does not have stays, as the full stop does."""
@@ -288,7 +288,7 @@ def _best_part(node: Node, within: Span, gains: Floats, share: Floats, free: NDA
         return within
     if node.begins or node.ends:
         return _end_part(node, within, gains, free)
-    best, found, total, start = 0.0, (0, 0), 0.0, low
+    best, part, total, start = 0.0, (0, 0), 0.0, low
     for place in range(low, high):
         if not free[place]:
             total, start = 0.0, place + 1
@@ -297,9 +297,9 @@ def _best_part(node: Node, within: Span, gains: Floats, share: Floats, free: NDA
             total, start = 0.0, place
         total += gains[place]
         if total > best:
-            best, found = total, (start, place + 1)
+            best, part = total, (start, place + 1)
     if best > 0:
-        return found
+        return part
     open_share = np.where(free, share, 0.0)
     place = int(open_share.argmax()) if len(open_share) else 0
     if _literal(node) is None and len(open_share) and open_share[place] > 0:

@@ -13,16 +13,16 @@ _CLOSING = frozenset(".,;:!?…)]}»”’。、，！？；：")
 """Punctuation without a space before it."""
 
 
-def rendered(text: str, nodes: Sequence[Node], found: Sequence[Span]) -> list[tuple[bool, str]]:
+def rendered(text: str, nodes: Sequence[Node], spans: Sequence[Span]) -> list[tuple[bool, str]]:
     """The parts of a translation with its marks, each with whether it is text.
 
     Args:
-        found: `units` of the text.
+        spans: `units` of the text.
     """
     output = _Output()
-    first, last = (found[0][0], found[-1][1]) if found else (len(text), len(text))
+    first, last = (spans[0][0], spans[-1][1]) if spans else (len(text), len(text))
     output.add(text[:first], is_text=True)
-    _render(text, nodes, (0, len(found)), found, output)
+    _render(text, nodes, (0, len(spans)), spans, output)
     output.add(text[last:], is_text=True)
     return output.parts
 
@@ -83,13 +83,13 @@ class _Output:
             self.space()
 
 
-def _render(text: str, nodes: Sequence[Node], within: Span, found: Sequence[Span], output: _Output) -> None:
+def _render(text: str, nodes: Sequence[Node], within: Span, spans: Sequence[Span], output: _Output) -> None:
     place, last = within
     has_gap = False  # whether the white space before the unit `place` is to be added
 
     def gap() -> None:
         nonlocal has_gap
-        space = text[found[place - 1][1] : found[place][0]] if has_gap else ""
+        space = text[spans[place - 1][1] : spans[place][0]] if has_gap else ""
         if space:
             output.add(space, is_text=True)
         has_gap = False
@@ -99,7 +99,7 @@ def _render(text: str, nodes: Sequence[Node], within: Span, found: Sequence[Span
         nonlocal place, has_gap
         while place < to:
             gap()
-            start, end = found[place]
+            start, end = spans[place]
             output.begin_word(text[start])
             output.add(text[start:end], is_text=True)
             place, has_gap = place + 1, place + 1 < last
@@ -112,7 +112,7 @@ def _render(text: str, nodes: Sequence[Node], within: Span, found: Sequence[Span
             continue
         if not is_empty or node.space_before or not node.space_after:
             gap()  # otherwise the node follows the word before it, as the number of a footnote does
-        before = text[found[first - 1][1] - 1] if first > 0 else ""
+        before = text[spans[first - 1][1] - 1] if first > 0 else ""
         if node.copied is not None:
             output.begin_copied(node, before)
             output.add(node.copied)
@@ -123,21 +123,21 @@ def _render(text: str, nodes: Sequence[Node], within: Span, found: Sequence[Span
             output.add(node.before)
             output.node = node
         else:
-            opening, closing = _emphasis(node, text, found)
+            opening, closing = _emphasis(node, text, spans)
             output.open(opening)
-            _render(text, node.children, node.at, found, output)
+            _render(text, node.children, node.at, spans, output)
             output.add(closing)
         if not is_empty:
             place, has_gap = max(place, end), end < last
     words(last)
 
 
-def _emphasis(node: Node, text: str, found: Sequence[Span]) -> tuple[str, str]:
+def _emphasis(node: Node, text: str, spans: Sequence[Span]) -> tuple[str, str]:
     """The marks of an element. In Markdown, an underscore beside a letter is no mark, so emphasis has stars there."""
     first, last = node.at
     if not node.is_emphasis or first == last:
         return node.before, node.after
-    start, end = found[first][0], found[last - 1][1]
+    start, end = spans[first][0], spans[last - 1][1]
     if is_letter(text[start - 1 : start] or " ") or is_letter(text[end : end + 1] or " "):
         return node.before.replace("_", "*"), node.after.replace("_", "*")
     return node.before, node.after

@@ -81,19 +81,19 @@ class Run:
     def opened_at(self, place: int, begin: int, end: int) -> int:
         """The start of the first opening mark at a place, in `[begin, end)` of the document; `end` if there is none."""
         marks = (self.marks[index] for index in self.within(place, place))
-        found = (mark.source[0] for mark in marks if mark.kind == "open" and mark.start == place)
-        return next((start for start in found if begin <= start < end), end)
+        starts = (mark.source[0] for mark in marks if mark.kind == "open" and mark.start == place)
+        return next((start for start in starts if begin <= start < end), end)
 
     def within(self, start: int, end: int) -> list[int]:
         """Indices of the marks that touch `[start, end]`."""
         first = bisect_left(self.marks, start, key=lambda mark: mark.start)
-        found = []
+        places = []
         for place in range(max(0, first - 1), len(self.marks)):
             if self.marks[place].start > end:
                 break
             if self.marks[place].end >= start:
-                found.append(place)
-        return found
+                places.append(place)
+        return places
 
 
 class RunBuilder:

@@ -38,7 +38,7 @@ _CUTS = (
     re.compile(r"[;:,،؛—–]+(?=\s)|[、，；：]+"),
     re.compile(r"(?=\s)"),
 )
-"""Where a sentence is cut, best first: at the end of an inner sentence, between clauses, between words."""
+"""Patterns of places to cut a sentence, best first: at the end of an inner sentence, between clauses, between words."""
 
 _SHORTEST = 3
 """A piece is at least a third of the longest that fits, so that a clause is not cut right after its start."""
@@ -52,7 +52,7 @@ def has_words(text: str) -> bool:
 def spans_between(text: str, marks: tuple[str, str]) -> list[Span]:
     """The parts of a text from an opening mark to its closing mark on the same line, with both."""
     opens, closes = marks
-    found = []
+    spans = []
     for line in _LINE.finditer(text):
         place, last = line.span()
         while (start := text.find(opens, place, last)) >= 0:
@@ -60,8 +60,8 @@ def spans_between(text: str, marks: tuple[str, str]) -> list[Span]:
             if end < 0:
                 break
             place = end + len(closes)
-            found.append((start, place))
-    return found
+            spans.append((start, place))
+    return spans
 
 
 def as_words(text: str, spans: Sequence[Span]) -> str:
@@ -85,15 +85,15 @@ def sentence_spans(text: str, split: Split, language: str | None) -> list[Span]:
         RuntimeUnavailable: the text is split into sentences, and sentencex is not installed.
     """
     ends = _sentence_splitter(language) if split == "sentences" else lambda line: [len(line)]
-    found = []
+    spans = []
     for line in _LINE.finditer(text):
         start = line.start()
         for end in ends(line.group()):
             first, last = trimmed(text, start, line.start() + end)
             if has_words(text[first:last]):
-                found.append((first, last))
+                spans.append((first, last))
             start = line.start() + end
-    return found
+    return spans
 
 
 def trimmed(text: str, start: int, end: int) -> Span:
@@ -143,13 +143,13 @@ def _sentence_splitter(language: str | None) -> Callable[[str], list[int]]:
 
     def ends(line: str) -> list[int]:
         plain, start = _WIDE_SPACE.sub(" ", _SURROGATE.sub("\ufffd", line)), 0
-        found: list[int] = []
+        cuts: list[int] = []
         for end in bounds(plain):
             if end - start > LONGEST_QUOTATION:
-                found += _within_quotation(plain, start, bounds(plain[start:end].translate(_WITHOUT_QUOTES)))
-            found.append(end)
+                cuts += _within_quotation(plain, start, bounds(plain[start:end].translate(_WITHOUT_QUOTES)))
+            cuts.append(end)
             start = end
-        return found
+        return cuts
 
     return ends
 
@@ -173,7 +173,7 @@ def pieces(text: str, start: int, end: int, fits: Callable[[int, int], bool], wh
         fits: function that returns whether a part is short enough for the model.
         whole: parts that are not cut, in order. A part that is too long becomes a piece of its own.
     """
-    found, guess = [], 0
+    spans, guess = [], 0
     while start < end:
         longest = _longest(start, end, guess, fits)
         if longest < end:
@@ -184,9 +184,9 @@ def pieces(text: str, start: int, end: int, fits: Callable[[int, int], bool], wh
                     longest = first if first > start else last
         first, last = trimmed(text, start, longest)
         if first < last:
-            found.append((first, last))
+            spans.append((first, last))
         start = longest
-    return found
+    return spans
 
 
 def _longest(start: int, end: int, guess: int, fits: Callable[[int, int], bool]) -> int:
@@ -215,7 +215,7 @@ def _cut(text: str, start: int, longest: int) -> int:
     """The best place to cut a text, not after `longest`."""
     shortest = start + max(1, (longest - start) // _SHORTEST)
     for pattern in _CUTS:
-        places = [found.end() for found in pattern.finditer(text, shortest, longest + 1) if found.end() <= longest]
+        places = [match.end() for match in pattern.finditer(text, shortest, longest + 1) if match.end() <= longest]
         if places:
             return places[-1]
     place = longest
