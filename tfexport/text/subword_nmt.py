@@ -37,9 +37,9 @@ class Subwords:
             codes = read_text(path)
         except (OSError, UnicodeDecodeError) as error:
             raise TokenizerError(f"cannot read {path}: {error}. Give the codes that learn-bpe wrote.") from error
-        found = cls(codes)
-        found.check(str(path))
-        return found
+        subwords = cls(codes)
+        subwords.check(str(path))
+        return subwords
 
     def check(self, where: str) -> None:
         """Raises: TokenizerError if the codes are not valid. The library would end the process."""

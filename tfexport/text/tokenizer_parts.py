@@ -118,11 +118,11 @@ def library_tokenizer(fields: Any, where: str) -> Tokenizer:
     check_parts(fields)
     with telling_of_panics(f"{where} cannot be read"):
         # Not the file's text, which may contain a key twice. Text is not padded: a file may request any length.
-        found = Tokenizer.from_str(json.dumps({**fields, "padding": None, "truncation": None}))
+        tokenizer = Tokenizer.from_str(json.dumps({**fields, "padding": None, "truncation": None}))
         with suppress(Exception):  # a vocabulary without an unknown token; lines report this error
-            found.encode(SAMPLE, add_special_tokens=False)
-        found.decode([0, 1, 2])
-    return found
+            tokenizer.encode(SAMPLE, add_special_tokens=False)
+        tokenizer.decode([0, 1, 2])
+    return tokenizer
 
 
 def check_parts(fields: Any) -> None:
@@ -202,8 +202,8 @@ def _n_bytes(text: Any) -> int:
 
 def _check_added(tokens: Any, growth: float) -> None:
     """Check the added tokens: the library normalizes them and puts all into one table when it reads the file."""
-    found = [token for token in tokens if isinstance(token, Mapping)] if isinstance(tokens, list) else []
-    size = sum(_n_bytes(token.get("content")) * (growth if token.get("normalized", True) else 1) for token in found)
+    added = [token for token in tokens if isinstance(token, Mapping)] if isinstance(tokens, list) else []
+    size = sum(_n_bytes(token.get("content")) * (growth if token.get("normalized", True) else 1) for token in added)
     if size > MOST_ADDED:
         raise ValueError(f"its added tokens have up to {size:.0f} bytes, above {MOST_ADDED}")
 
@@ -327,10 +327,10 @@ def _charsmap_growth(encoded: Any) -> float:
             raise ValueError("its precompiled_charsmap leads out of its table")
         nodes = np.zeros(len(units), bool)
         nodes[waiting] = True
-        found = np.flatnonzero(can_follow & ~reached & nodes[np.where(can_follow, parents, 0) % len(units)])
-        reached[found] = True
-        waiting = np.unique(found ^ offsets[found])
-        leaves = found[(units[found] >> 8) & 1 == 1]
+        new = np.flatnonzero(can_follow & ~reached & nodes[np.where(can_follow, parents, 0) % len(units)])
+        reached[new] = True
+        waiting = np.unique(new ^ offsets[new])
+        leaves = new[(units[new] >> 8) & 1 == 1]
         ends = leaves ^ offsets[leaves]
         if len(ends) and int(ends.max()) >= len(units):
             raise ValueError("its precompiled_charsmap leads out of its table")

@@ -127,10 +127,10 @@ class TextTokenizer:
         with telling_of_panics("the text cannot be encoded"):
             words = self._words(self.inner, text)
             split = not isinstance(words, str)
-            found = self.inner.encode(words, is_pretokenized=split, add_special_tokens=False)
+            encoding = self.inner.encode(words, is_pretokenized=split, add_special_tokens=False)
         if not split:
-            return [text[start:end].strip() for start, end in found.offsets]
-        places = zip(found.word_ids, found.offsets, strict=True)
+            return [text[start:end].strip() for start, end in encoding.offsets]
+        places = zip(encoding.word_ids, encoding.offsets, strict=True)
         parts = ["" if word is None else words[word][start:end] for word, (start, end) in places]
         return [part.removesuffix(SEPARATOR) for part in parts] if self.subwords else parts
 
@@ -169,11 +169,11 @@ class TextTokenizer:
         return None if unknown is None else self.inner.token_to_id(unknown)
 
     def _id(self, token: str) -> int:
-        found = self.inner.token_to_id(token)
-        if found is None:
-            found = self.unknown_id
-        if found is not None:
-            return found
+        number = self.inner.token_to_id(token)
+        if number is None:
+            number = self.unknown_id
+        if number is not None:
+            return number
         raise TokenizerError(f"the token {token!r} is not in the vocabulary, which has no unknown token. Replace it.")
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
@@ -219,8 +219,8 @@ class TextTokenizer:
 
     def special_id(self, kind: str) -> int | None:
         """The id of the vocabulary's own token for `kind` (unk, pad, bos, eos), if it has one under a usual name."""
-        found = (self.inner.token_to_id(name) for name in SPECIAL_NAMES[kind])
-        return next((index for index in found if index is not None), None)
+        ids = (self.inner.token_to_id(name) for name in SPECIAL_NAMES[kind])
+        return next((index for index in ids if index is not None), None)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; `from_dict` reads it back."""

@@ -17,7 +17,7 @@ _UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "
 
 _ZERO_WIDTH_SPACE = "\u200b"
 _PART = "\ufffd"
-"""What decoders write for a part of a character."""
+"""The character that decoders write for a part of a character."""
 
 Kind = Literal["space", "mark", "run", "alone"]
 
