@@ -162,7 +162,7 @@ def _remove_abandoned(place: Path) -> None:
                 os.close(lock)
 
 
-def exchange(one: Path, other: Path) -> bool:
+def exchange(left: Path, right: Path) -> bool:
     """Exchange two paths in one step; returns False if the system or the file system does not support it.
 
     Raises:
@@ -172,9 +172,9 @@ def exchange(one: Path, other: Path) -> bool:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError, TypeError):  # not Linux
         return False
-    if renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
+    if renameat2(AT_FDCWD, os.fsencode(left), AT_FDCWD, os.fsencode(right), RENAME_EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()
     if number in NOT_SUPPORTED:
         return False
-    raise OSError(number, os.strerror(number), str(other))
+    raise OSError(number, os.strerror(number), str(right))

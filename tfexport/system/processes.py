@@ -33,10 +33,10 @@ def usable_cpus() -> int:
 def cpu_name() -> str:
     """The name of the processor's model."""
     try:
-        found = re.search(r"^model name\s*: (.+)$", CPU_FACTS.read_text(encoding="utf-8"), re.MULTILINE)
+        match = re.search(r"^model name\s*: (.+)$", CPU_FACTS.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
-        found = None
-    return found[1] if found else platform.processor()
+        match = None
+    return match[1] if match else platform.processor()
 
 
 INSTRUCTION_SETS = {
@@ -61,8 +61,8 @@ def instruction_sets() -> tuple[str, ...]:
         text = CPU_FACTS.read_text(encoding="utf-8")
     except OSError:
         return ()
-    found = re.search(r"^(?:flags|Features)\s*: (.+)$", text, re.MULTILINE)
-    flags = set(found[1].split()) if found else set()
+    match = re.search(r"^(?:flags|Features)\s*: (.+)$", text, re.MULTILINE)
+    flags = set(match[1].split()) if match else set()
     return tuple(name for flag, name in INSTRUCTION_SETS.items() if flag in flags)
 
 
