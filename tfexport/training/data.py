@@ -105,15 +105,15 @@ def encode_pairs(
     pairs, empty, too_long = [], 0, 0
     for text in texts:
         try:
-            given, wanted = source.encode(text.source), target.encode(text.target)
+            source_ids, target_ids = source.encode(text.source), target.encode(text.target)
         except WordTooLong:
             too_long += 1
             continue
         ids = IdPair(
-            [config.bos_id] * config.source_bos + given + [config.eos_id] * config.source_eos,
-            [config.bos_id, *wanted, config.eos_id],
+            [config.bos_id] * config.source_bos + source_ids + [config.eos_id] * config.source_eos,
+            [config.bos_id, *target_ids, config.eos_id],
         )
-        if not (text.source.strip() and text.target.strip() and given and wanted):
+        if not (text.source.strip() and text.target.strip() and source_ids and target_ids):
             empty += 1
         elif len(ids.source) > config.max_source_length or len(ids.target) - 1 > config.max_target_length:
             too_long += 1

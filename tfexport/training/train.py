@@ -335,9 +335,9 @@ def _remember_run(
     Other text gives another vocabulary, which would silently scramble the embeddings. Lightning's state contains its folder.
     """
     free = ("epochs", "accelerator", "weights")  # may change when the training is resumed
-    told = {name: value for name, value in asdict(options).items() if name not in free}
+    settings = {name: value for name, value in asdict(options).items() if name not in free}
     data = hashlib.sha256(json.dumps([texts, validation]).encode()).hexdigest()
-    run = {"options": told, "data": data, "directory": str(directory.resolve())}
+    run = {"options": settings, "data": data, "directory": str(directory.resolve())}
     path = directory / "run.json"
     if not resume:
         with whole_file(path) as file:
@@ -346,7 +346,7 @@ def _remember_run(
     try:
         before = json.loads(read_text(path))
         torch.load(directory / "last.ckpt", map_location="cpu", weights_only=True)
-        changed = [name for name in told if before["options"].get(name) != told[name]]
+        changed = [name for name in settings if before["options"].get(name) != settings[name]]
         changed += ["text"] * (before["data"] != data)
         moved = before["directory"] != run["directory"]
     except Exception as error:  # a damaged file may raise any error
