@@ -141,21 +141,21 @@ def _check(model: Any, weights: Mapping[str, int]) -> None:
 
 
 def _check_nodes(
-    nodes: Iterable[Any], constants: Mapping[str, Any], functions: Collection[str], given: Iterable[str] = ()
+    nodes: Iterable[Any], constants: Mapping[str, Any], functions: Collection[str], inputs: Iterable[str] = ()
 ) -> None:
     """Check nodes. Each may read the values that earlier nodes compute.
 
     Args:
         constants: initializers, by name.
         functions: names of the functions that may be called.
-        given: inputs of a function, which may have any value.
+        inputs: inputs of a function, which may have any value.
     """
     nodes, makers = list(nodes), dict[str, Any]()
-    made = {*given, *(name for node in nodes for name in node.output)}
+    made = {*inputs, *(name for node in nodes for name in node.output)}
     callable_names = frozenset(functions)
     known = {**constants}
     padded: set[str] = set()
-    taken = {*given, *constants}
+    taken = {*inputs, *constants}
     for node in nodes:
         allowed = callable_names if node.domain == OWN else OPERATORS.get(_domain(node.domain), frozenset())
         if node.op_type not in allowed or node.overload:
@@ -242,14 +242,14 @@ def _check_padding(node: Any, constants: Mapping[str, Any], makers: Mapping[str,
         padded: names of the weights that other nodes pad; the name of this node's weight is added.
     """
     weight, sizes = node.input[0], node.input[1] if len(node.input) > 1 else ""
-    told = _numbers(constants[sizes]) if sizes in constants else []
+    numbers = _numbers(constants[sizes]) if sizes in constants else []
     maker = makers.get(weight)
     parts = maker.input if maker is not None and maker.op_type == "Concat" else [weight]  # the weights of projections
     is_weight = weight not in padded and all(part in constants for part in parts)
-    if not is_weight or len(told) != 4 or any(told[index] for index in (0, 1, 3)):
+    if not is_weight or len(numbers) != 4 or any(numbers[index] for index in (0, 1, 3)):
         raise _Refused(f"{node.name[:80]} pads more than the rows of a weight")
-    if not 0 <= told[2] <= MOST_PADDING:
-        raise _Refused(f"{node.name[:80]} pads by {told[2]}")
+    if not 0 <= numbers[2] <= MOST_PADDING:
+        raise _Refused(f"{node.name[:80]} pads by {numbers[2]}")
     padded.add(weight)
 
 
@@ -350,13 +350,13 @@ def _message(name: str) -> Any:
         for field in fields.split():
             label, _, rest = field.partition("=")
             number, _, kind = rest.partition(":")
-            found = described.field.add(name=label, number=int(number))
-            found.label = kinds.LABEL_REPEATED if kind.endswith("*") else kinds.LABEL_OPTIONAL
+            entry = described.field.add(name=label, number=int(number))
+            entry.label = kinds.LABEL_REPEATED if kind.endswith("*") else kinds.LABEL_OPTIONAL
             kind = kind.removesuffix("*")
             if kind in scalars:
-                found.type = scalars[kind]
+                entry.type = scalars[kind]
             else:
-                found.type, found.type_name = kinds.TYPE_MESSAGE, f".{OWN}.{kind}"
+                entry.type, entry.type_name = kinds.TYPE_MESSAGE, f".{OWN}.{kind}"
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{OWN}.{name}"))

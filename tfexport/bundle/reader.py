@@ -236,10 +236,10 @@ def open_bundle(directory: Path) -> Bundle:
     path = directory / MANIFEST
     try:
         manifest = json.loads(read_text(path))
-        found = manifest["format"]
-        if type(found) is not int or found != FORMAT:
+        version = manifest["format"]
+        if type(version) is not int or version != FORMAT:
             raise BundleError(
-                f"{directory} has bundle format {found!r}, this version reads {FORMAT}. Export the checkpoint again, "
+                f"{directory} has bundle format {version!r}, this version reads {FORMAT}. Export the checkpoint again, "
                 "or use the version of tfexport that wrote it."
             )
         files = {str(name): str(entry["sha256"]) for name, entry in manifest["files"].items()}

@@ -1,4 +1,4 @@
-"""What a runtime loads from a bundle is what was verified.
+"""Ensures that a runtime loads the files of a bundle that were verified.
 
 Libraries load files by path, and may map them, so the sha256 of the bytes that they load cannot be computed. Instead, each
 verified file is kept with its state: device, inode, size, and times of the last write and change. `VerifiedFiles.loading`
@@ -30,7 +30,7 @@ from tfexport.system.regular_files import open_regular
 
 
 class State(NamedTuple):
-    """What a file system says about a file. It changes when the file is written to or replaced."""
+    """The state of a file in its file system. It changes when the file is written to or replaced."""
 
     device: int
     inode: int
