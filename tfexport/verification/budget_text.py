@@ -92,7 +92,7 @@ class Text:
         except TfexportError:
             return math.inf
         if metric == "identical":
-            return float(np.mean([one != other for one, other in zip(self._outputs, outputs, strict=True)]))
+            return float(np.mean([ids != other for ids, other in zip(self._outputs, outputs, strict=True)]))
         quality = self._quality_of(outputs)
         assert self._quality is not None
         assert quality is not None

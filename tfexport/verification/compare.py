@@ -93,10 +93,10 @@ def compare_all(
             for part in _parts(reference.config, best):
                 memory = known.of(batch[part])
                 expected = Expected.of(reference, memory, best[part], options)
-                for (runtime, report), found in zip(these, outputs, strict=True):
+                for (runtime, report), decoded in zip(these, outputs, strict=True):
                     if index == 0:
                         _compare_cross(reference, runtime, memory, report)
-                    _compare_part(reference, runtime, expected, None if found is None else found[part], report)
+                    _compare_part(reference, runtime, expected, None if decoded is None else decoded[part], report)
     return reports
 
 
@@ -140,28 +140,28 @@ def _compare_part(
     reference: TorchRuntime,
     runtime: Runtime,
     expected: Expected,
-    found: list[Hypothesis] | None,
+    hypotheses: list[Hypothesis] | None,
     report: ParityReport,
 ) -> None:
     try:
         spread = _compare_logits(reference, runtime, expected, report)
-        if found is not None:
-            _compare_outputs(reference, runtime, expected, found, spread, report)
+        if hypotheses is not None:
+            _compare_outputs(reference, runtime, expected, hypotheses, spread, report)
     except Exception as error:
         report.error = report.error or _said(error)
-    if found is None:
+    if hypotheses is None:
         report.outputs += [(wanted.ids, ()) for wanted in expected.best]
     report.sentences += len(expected.best)
 
 
 def _compare_cross(reference: TorchRuntime, runtime: Runtime, memory: Memory, report: ParityReport) -> None:
     try:
-        found = runtime.encode(memory.src_ids, memory.src_len).cross
+        computed = runtime.encode(memory.src_ids, memory.src_len).cross
     except Exception as error:
         report.error = report.error or _said(error)
         return
     real = np.arange(memory.src_ids.shape[1]) < memory.src_len[:, None]  # [batch, src]
-    tensors: Iterable[Sequence[Any]] = zip(memory.exact.cross, memory.own.cross, found, strict=True)
+    tensors: Iterable[Sequence[Any]] = zip(memory.exact.cross, memory.own.cross, computed, strict=True)
     for index, those in enumerate(tensors):
         name = f"cross.{index // 2}.{('key', 'value')[index % 2]}"
         exact, own, got = (tensor.swapaxes(1, 2)[real] for tensor in those)
@@ -242,8 +242,8 @@ def _compare_logits(reference: TorchRuntime, runtime: Runtime, expected: Expecte
     live = np.arange(len(allowed)) < along.tgt_len[:, None]
     odd = np.flatnonzero((live & ~(spread.error <= allowed)).any(axis=1))
     for seed in range(SAMPLES if len(odd) else 0):
-        given = memory.src_ids[odd], memory.src_len[odd], along.tgt_ids[odd]
-        again = reference.with_random_rounding(seed).teacher_forced(*given)
+        forced = memory.src_ids[odd], memory.src_len[odd], along.tgt_ids[odd]
+        again = reference.with_random_rounding(seed).teacher_forced(*forced)
         own = np.where(live[odd], logit_errors(along.logits[odd], again), 0.0).max(axis=0)
         for position, error in zip(report.positions, own.tolist(), strict=False):
             position.own = max(position.own, error)
@@ -254,28 +254,28 @@ def _compare_outputs(
     reference: TorchRuntime,
     runtime: Runtime,
     expected: Expected,
-    found: list[Hypothesis],
+    hypotheses: list[Hypothesis],
     spread: _Spread,
     report: ParityReport,
 ) -> None:
     """Compare the decoded tokens, and check whether they follow from the runtime's own logits."""
     best, first = expected.best, report.sentences + 1
-    report.outputs += [(wanted.ids, got.ids) for wanted, got in zip(best, found, strict=True)]
-    same = [index for index, (wanted, got) in enumerate(zip(best, found, strict=True)) if wanted.ids == got.ids]
+    report.outputs += [(wanted.ids, got.ids) for wanted, got in zip(best, hypotheses, strict=True)]
+    same = [index for index, (wanted, got) in enumerate(zip(best, hypotheses, strict=True)) if wanted.ids == got.ids]
     other = [index for index in range(len(best)) if index not in set(same)]
     report.identical += len(same)
-    report.founded += [(first + index, _needed(found[index], expected, spread, index)) for index in same]
+    report.founded += [(first + index, _needed(hypotheses[index], expected, spread, index)) for index in same]
     if not other:
         return
     memory = Memory.of(reference, [expected.memory.sources[index] for index in other])
-    along = Along.of(reference, memory, [found[index].ids for index in other])
+    along = Along.of(reference, memory, [hypotheses[index].ids for index in other])
     spread = _spread(runtime, memory.src_ids, memory.src_len, along, expected.options)
-    divergences = [_divergence(expected, along, i, place, found[i], first + i) for place, i in enumerate(other)]
+    divergences = [_divergence(expected, along, i, place, hypotheses[i], first + i) for place, i in enumerate(other)]
     if report.precision != "float32":
         _search_narrower(reference, memory, along, divergences, expected.options, report.limits.loss)
     report.divergences += divergences
     for place, index in enumerate(other):
-        report.founded.append((first + index, _needed(found[index], expected, spread, place)))
+        report.founded.append((first + index, _needed(hypotheses[index], expected, spread, place)))
 
 
 def _needed(got: Hypothesis, expected: Expected, spread: _Spread, row: int) -> float:
@@ -300,19 +300,22 @@ def _divergence(expected: Expected, along: Along, index: int, place: int, got: H
     """The place and the size of the difference between the output `got` of a sentence and the reference's."""
     wanted, options = expected.best[index], expected.options
     both = zip(wanted.ids, got.ids, strict=False)
-    step = next((i for i, (one, other) in enumerate(both) if one != other), min(len(wanted.ids), len(got.ids)))
+    step = next(
+        (i for i, (expected_token, other) in enumerate(both) if expected_token != other),
+        min(len(wanted.ids), len(got.ids)),
+    )
     token, other = (ids[step] if step < len(ids) else None for ids in (wanted.ids, got.ids))
-    own, theirs = expected.along.log_probs(index), along.log_probs(place)
+    own, others = expected.along.log_probs(index), along.log_probs(place)
     length = max(len(wanted.ids), len(got.ids))
     errors = 2.0
     if options.beam == 1 and token is not None and other is not None:
         log_probs = log_softmax(expected.along.logits[index, step])
         margin = float(log_probs[token] - log_probs[other])
     else:
-        margin = options.normalise(float(own.sum()), len(own)) - options.normalise(float(theirs.sum()), len(theirs))
+        margin = options.normalise(float(own.sum()), len(own)) - options.normalise(float(others.sum()), len(others))
         errors *= options.normalise(float(length), length)
     outputs = (wanted.ids, got.ids)
-    loss = loss_per_token(options, own, theirs)
+    loss = loss_per_token(options, own, others)
     return Divergence(sentence, step + 1, token, other, margin, outputs, errors, loss)
 
 
@@ -343,7 +346,7 @@ def _search_narrower(
                 divergences[place] = replace(divergences[place], loss=max(0.0, loss), beam=beam)
 
 
-def loss_per_token(options: SearchOptions, own: NDArray[np.float64], theirs: NDArray[np.float64]) -> float:
+def loss_per_token(options: SearchOptions, own: NDArray[np.float64], other_log_probs: NDArray[np.float64]) -> float:
     """By how much the reference prefers its own output, in nats per token.
 
     In greedy search this is the difference of the mean log-probabilities of a token. Beam search compares scores, and the
@@ -353,9 +356,11 @@ def loss_per_token(options: SearchOptions, own: NDArray[np.float64], theirs: NDA
 
     Args:
         own: the reference's log-probabilities of the tokens of its own output [tgt], in nats.
-        theirs: the reference's log-probabilities of the tokens of the other output [tgt], in nats.
+        other_log_probs: the reference's log-probabilities of the tokens of the other output [tgt], in nats.
     """
     if options.beam == 1:
-        return float(own.mean() - theirs.mean())
-    score, other = (options.normalise(float(each.sum()), len(each)) for each in (own, theirs))
-    return (score - other) / max(options.normalise(float(length), length) for length in (len(own), len(theirs)))
+        return float(own.mean() - other_log_probs.mean())
+    score, other = (options.normalise(float(each.sum()), len(each)) for each in (own, other_log_probs))
+    return (score - other) / max(
+        options.normalise(float(length), length) for length in (len(own), len(other_log_probs))
+    )

@@ -1,4 +1,4 @@
-"""What runtimes decode, beside the outputs of the owner's own program."""
+"""Compares the outputs of runtimes with those of the owner's own program."""
 
 from __future__ import annotations
 

@@ -121,13 +121,13 @@ class Example:
         """The tokens that a model must give."""
         return [*self.output, *[eos_id] * self.ends]
 
-    def difference(self, given: Sequence[int], eos_id: int) -> Difference | None:
+    def difference(self, ids: Sequence[int], eos_id: int) -> Difference | None:
         """The first difference of an output. Tokens after an output that was cut do not count."""
         expected = self.tokens(eos_id)
-        index = next((i for i, token in enumerate(expected) if i >= len(given) or given[i] != token), None)
+        index = next((i for i, token in enumerate(expected) if i >= len(ids) or ids[i] != token), None)
         if index is None:
             return None
-        names = ["the end (eos)" if token == eos_id else str(token) for token in (expected[index], *given[index:][:1])]
+        names = ["the end (eos)" if token == eos_id else str(token) for token in (expected[index], *ids[index:][:1])]
         return Difference(self.line, index, names[0], [*names, "nothing"][1])
 
 
@@ -173,9 +173,11 @@ class Examples:
         """Whether `ids` without eos spell the text of an output, or its beginning, with any subwords."""
         if row.text is None or self.target is None:
             return False
-        expected, given = (" ".join(text.split()) for text in (row.text, self.target.decode_line(ids)))
+        expected, decoded = (" ".join(text.split()) for text in (row.text, self.target.decode_line(ids)))
         return (
-            expected.startswith(given) if begin else given == expected or (not row.ends and given.startswith(expected))
+            expected.startswith(decoded)
+            if begin
+            else decoded == expected or (not row.ends and decoded.startswith(expected))
         )
 
 

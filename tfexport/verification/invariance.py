@@ -65,11 +65,11 @@ class Invariance:
     @property
     def passed(self) -> bool:
         """Whether all tokens are the same, except for ties."""
-        return all(found.identical + found.ties == self.sentences for found in self.arrangements)
+        return all(arrangement.identical + arrangement.ties == self.sentences for arrangement in self.arrangements)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        arrangements = [vars(found) for found in self.arrangements]
+        arrangements = [vars(arrangement) for arrangement in self.arrangements]
         return {**vars(self), "arrangements": arrangements, "passed": self.passed}
 
 
@@ -116,8 +116,8 @@ def invariance(
             "poisoned cache": lambda: in_batches(_with_poisoned_cache(bundle, precision, options.beam)),
             "2 threads": lambda: in_batches(load_runtime(name, bundle, precision=precision, threads=2)),
         }
-    found = tuple(_beside(way, alone, decode) for way, decode in ways.items())
-    return Invariance(name, precision, options.beam, len(sources), found)
+    arrangements = tuple(_beside(way, alone, decode) for way, decode in ways.items())
+    return Invariance(name, precision, options.beam, len(sources), arrangements)
 
 
 def _cut(order: Sequence[int], size: int) -> Iterator[Sequence[int]]:
@@ -127,8 +127,8 @@ def _cut(order: Sequence[int], size: int) -> Iterator[Sequence[int]]:
 
 def _in_order(order: Sequence[int], batches: Iterator[list[list[Hypothesis]]]) -> Outputs:
     """The best hypotheses of sentences that were decoded in `order`, in the original order."""
-    found = [hypotheses[0] for batch in batches for hypotheses in batch]
-    return [hypothesis for _, hypothesis in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
+    best = [hypotheses[0] for batch in batches for hypotheses in batch]
+    return [hypothesis for _, hypothesis in sorted(zip(order, best, strict=True), key=lambda pair: pair[0])]
 
 
 def _beside(name: str, alone: Outputs, decode: Callable[[], Outputs]) -> Arrangement:
@@ -136,9 +136,9 @@ def _beside(name: str, alone: Outputs, decode: Callable[[], Outputs]) -> Arrange
         pairs = list(zip(alone, decode(), strict=True))
     except TfexportError as error:
         return Arrangement(name, 0, 0, 0, str(error))
-    same = [(one, two) for one, two in pairs if one.ids == two.ids]
-    exact = sum(one.score == two.score for one, two in same)
-    ties = sum(abs(one.score - two.score) <= TIE for one, two in pairs if one.ids != two.ids)
+    same = [(alone_best, two) for alone_best, two in pairs if alone_best.ids == two.ids]
+    exact = sum(alone_best.score == two.score for alone_best, two in same)
+    ties = sum(abs(alone_best.score - two.score) <= TIE for alone_best, two in pairs if alone_best.ids != two.ids)
     return Arrangement(name, len(same), exact, ties)
 
 

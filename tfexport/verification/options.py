@@ -19,7 +19,7 @@ class CompareOptions(Options):
     precisions: tuple[Precision, ...] = option(
         (),
         flag="--precision",
-        parse=lambda called, given: precisions_of(given, called),
+        parse=lambda called, text: precisions_of(text, called),
         metavar="P,...",
         help="Precisions to compare, such as fp32,int8; by default all in the bundle.",
         panel=_WHAT,

@@ -56,7 +56,7 @@ def write_page(path: Path, comparison: Comparison, arranged: Sequence[Invariance
 
 def page(comparison: Comparison, arranged: Sequence[Invariance] = ()) -> str:
     """The HTML of a comparison, with the results of `arranged` runtimes, if any."""
-    passed = comparison.passed and all(found.passed for found in arranged)
+    passed = comparison.passed and all(part.passed for part in arranged)
     checks = [check for checks in comparison.graphs.values() for check in checks]
     name = escape(comparison.bundle.directory.name)
     parts = [
@@ -94,8 +94,8 @@ def _file(check: GraphCheck) -> str:
 
 def _wrong(comparison: Comparison, checks: Sequence[GraphCheck], arranged: Sequence[Invariance]) -> str:
     """The failures, beginning with the cause if it is known."""
-    found = [escape(str(mismatch)) for mismatch in comparison.mismatches]
-    found += [
+    lines = [escape(str(mismatch)) for mismatch in comparison.mismatches]
+    lines += [
         f"{escape(_file(c))} departs from PyTorch at <b>{escape(c.first.node)}</b>: its {escape(_shortened(c.first.about))} "
         f"is off by {c.first.error:.1e}, {c.first.allowed:.1e} is allowed"
         for c in checks
@@ -103,8 +103,8 @@ def _wrong(comparison: Comparison, checks: Sequence[GraphCheck], arranged: Seque
     ]
     for report in comparison.reports:
         if not report.passed:
-            found.append(f"{escape(_name(report))}: {'; '.join(map(escape, report.failures))}")
-    found += [
+            lines.append(f"{escape(_name(report))}: {'; '.join(map(escape, report.failures))}")
+    lines += [
         f"{a.runtime} {short_name(a.precision)}, beam {a.beam}, {way.name}: "
         + (
             escape(way.error)
@@ -115,7 +115,7 @@ def _wrong(comparison: Comparison, checks: Sequence[GraphCheck], arranged: Seque
         for way in a.arrangements
         if way.identical + way.ties < a.sentences
     ]
-    return f'<ul class="failed">{"".join(f"<li>{line}</li>" for line in found)}</ul>' if found else ""
+    return f'<ul class="failed">{"".join(f"<li>{line}</li>" for line in lines)}</ul>' if lines else ""
 
 
 def _shortened(about: str) -> str:
@@ -176,8 +176,8 @@ def _matrix(reports: Sequence[ParityReport]) -> str:
             f"{report.loss:.1e}, at most {report.furthest:.1e}",
         ]
         if report.quality is not None:
-            reference, found = report.quality
-            cells += [f"{found.bleu:.2f} / {reference.bleu:.2f}", f"{found.chrf:.2f} / {reference.chrf:.2f}"]
+            reference, quality = report.quality
+            cells += [f"{quality.bleu:.2f} / {reference.bleu:.2f}", f"{quality.chrf:.2f} / {reference.chrf:.2f}"]
         rows.append((verdict, cells))
     return _table(head, rows)
 
@@ -268,13 +268,17 @@ def _layers(checks: Sequence[GraphCheck]) -> str:
 
 def _arrangements(arranged: Sequence[Invariance]) -> str:
     """For each runtime, the numbers of sentences with the same tokens as alone, and with the same scores to the last bit."""
-    names = list(dict.fromkeys(way.name for found in arranged for way in found.arrangements))
+    names = list(dict.fromkeys(way.name for invariance in arranged for way in invariance.arrangements))
     rows = []
-    for found in arranged:
-        ways = {way.name: way for way in found.arrangements}
-        cells = [f"{found.runtime} {short_name(found.precision)}", str(found.beam), str(found.sentences)]
-        cells += [_arrangement(ways[name], found.sentences) if name in ways else "" for name in names]
-        rows.append(("passed" if found.passed else "failed", cells))
+    for invariance in arranged:
+        ways = {way.name: way for way in invariance.arrangements}
+        cells = [
+            f"{invariance.runtime} {short_name(invariance.precision)}",
+            str(invariance.beam),
+            str(invariance.sentences),
+        ]
+        cells += [_arrangement(ways[name], invariance.sentences) if name in ways else "" for name in names]
+        rows.append(("passed" if invariance.passed else "failed", cells))
     note = '<p class="note">Sentences with the same tokens as alone, and those with the same score to the last bit.</p>'
     return note + _table(["", "beam", "sentences", *names], rows)
 
@@ -287,13 +291,13 @@ def _arrangement(way: Arrangement, sentences: int) -> str:
 
 
 def _sentences(comparison: Comparison) -> str:
-    found = [(report, divergence) for report in comparison.reports for divergence in report.divergences]
-    if not found:
+    pairs = [(report, divergence) for report in comparison.reports for divergence in report.divergences]
+    if not pairs:
         return "<p>None.</p>"
-    found.sort(key=lambda pair: (pair[0].is_tie(pair[1]), -pair[1].margin))
+    pairs.sort(key=lambda pair: (pair[0].is_tie(pair[1]), -pair[1].margin))
     source, target = (comparison.bundle.tokenizer(side) for side in ("source", "target"))
     rows = []
-    for report, divergence in found[:MOST_SENTENCES]:
+    for report, divergence in pairs[:MOST_SENTENCES]:
         is_tie = report.is_tie(divergence)
         cells = [
             f"{divergence.sentence}<br><span class=note>{escape(_name(report))}</span>",
@@ -302,7 +306,7 @@ def _sentences(comparison: Comparison) -> str:
             f"{divergence.margin:.1e}{', within rounding' if is_tie else ''}",
         ]
         rows.append(("passed" if is_tie else "", cells))
-    more = len(found) - len(rows)
+    more = len(pairs) - len(rows)
     note = f"<p>{more} more are left out, closer ones.</p>" if more > 0 else ""
     return _table(["sentence", "source", "PyTorch", "this runtime", "PyTorch prefers its own by"], rows) + note
 

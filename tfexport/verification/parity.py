@@ -75,15 +75,15 @@ class Comparison:
     unknown: Sequence[str] = ()
     """The sides whose tokenizer was not compared, because the checkpoint has none."""
     expected: Sequence[ExpectedReport] = ()
-    """What each runtime and precision decodes, beside the outputs of the owner's own program."""
+    """The comparison of each runtime and precision with the outputs of the owner's own program."""
 
     @property
     def variants(self) -> dict[tuple[str, Precision], list[ParityReport]]:
         """The reports by runtime and precision."""
-        found: dict[tuple[str, Precision], list[ParityReport]] = {}
+        variants: dict[tuple[str, Precision], list[ParityReport]] = {}
         for report in self.reports:
-            found.setdefault((report.runtime, report.precision), []).append(report)
-        return found
+            variants.setdefault((report.runtime, report.precision), []).append(report)
+        return variants
 
     def holds(self, precision: Precision) -> bool:
         """Whether the files of the bundle, and its graphs in a precision, match their definitions."""
@@ -195,7 +195,7 @@ def check(
 
 
 def _summary(sources: Sequence[Sequence[int]], *, random: bool) -> dict[str, Any]:
-    """What was compared, for certificates."""
+    """The digest and number of the compared sentences, for certificates."""
     sha256 = hashlib.sha256(json.dumps(sources).encode()).hexdigest()
     return {"sha256": sha256, "sentences": len(sources), "random": random}
 
@@ -221,27 +221,27 @@ def check_graphs(
         definition = Definition.of(model, precision, stored, bundle.in_float32.get(precision, ()))
     except (KeyError, ValueError, RuntimeError) as error:  # weights with other names or shapes; reported for the file
         return [GraphCheck.broken(path.name, f"its tensors are not those of this model: {error}")]
-    found = []
+    checks = []
     for key, spec in ((key, specs[key]) for key in listed if key in specs):
         try:
             bundle.graph(*key)
         except BundleError as error:
-            found.append(GraphCheck.broken(spec.file, str(error)))
+            checks.append(GraphCheck.broken(spec.file, str(error)))
             continue
         for with_kernels in (False, True) if spec.dialect == "ort" and kernels.library() else (False,):
-            found.append(
+            checks.append(
                 check_graph(definition, spec, bundle.directory, with_kernels=with_kernels, tolerance=tolerance)
             )
         return_freed_memory(now=True)
-    return found
+    return checks
 
 
 def quality_of(report: ParityReport, writer: Writer, targets: Sequence[str]) -> tuple[Quality, Quality]:
     """The quality of the reference's outputs and of the runtime's, as text from `writer`."""
-    one, other = (
+    reference, other = (
         Quality.of([writer.text(ids) for ids in outputs], targets) for outputs in zip(*report.outputs, strict=True)
     )
-    return one, other
+    return reference, other
 
 
 def _loaded(
@@ -288,11 +288,11 @@ _LENGTHS = ("max_source_length", "max_target_length")
 """Limits that an export may lower. The position tables in the weights, which are compared, have as many rows."""
 
 
-def _overriding(name: str, ours: Any, theirs: Any) -> str:
-    """What is wrong with a setting of the manifest that the checkpoint contradicts, and how to confirm it."""
+def _overriding(name: str, in_bundle: Any, in_checkpoint: Any) -> str:
+    """The message about a setting of the manifest that the checkpoint contradicts."""
     return (
-        f"{name} is {ours!r}, the checkpoint's own is {theirs!r}: if the bundle is right, give --config FILE.json with "
-        f"{json.dumps({name: ours})}"
+        f"{name} is {in_bundle!r}, the checkpoint's own is {in_checkpoint!r}: if the bundle is right, give --config "
+        f"FILE.json with {json.dumps({name: in_bundle})}"
     )
 
 
@@ -307,12 +307,12 @@ def _read_afresh(bundle: Bundle, read: Reference, say: Callable[[str], None]) ->
     if loaded.sha256 != bundle.origin.sha256:
         say(f"note: {path} is not the file that {bundle.directory} was exported from")
     model = loaded.build_model()
-    theirs, ours = (
+    read_graphs, own_graphs = (
         [contract.describe(graph, config) for graph in graph_contract.graphs_of(config)]
         for config in (loaded.config, bundle.config)
     )
-    if not isinstance(model, Transformer) or theirs != ours:
-        differs = "; ".join(found.about for found in config_mismatches(bundle, loaded.config))
+    if not isinstance(model, Transformer) or read_graphs != own_graphs:
+        differs = "; ".join(mismatch.about for mismatch in config_mismatches(bundle, loaded.config))
         raise TfexportError(
             f"{path} and {bundle.directory} have different sizes and cannot be compared: {differs}. Give the "
             "checkpoint that this bundle was exported from, and the same settings with --config."
@@ -322,14 +322,14 @@ def _read_afresh(bundle: Bundle, read: Reference, say: Callable[[str], None]) ->
     for name, own in loaded.overridden.items():
         if name in hints:
             continue
-        told = _overriding(name, getattr(loaded.config, name), own)
+        about = _overriding(name, getattr(loaded.config, name), own)
         if name in _LENGTHS:
-            say(f"note: {told}")
+            say(f"note: {about}")
         else:  # the manifest alone cannot overrule the checkpoint, with which it is compared
-            mismatches.append(Mismatch(MANIFEST, told))
+            mismatches.append(Mismatch(MANIFEST, about))
     if believed:
-        told = ", ".join(f"{name} {bundle.origin.given[name]}" for name in believed)
-        say(f"note: {path} does not contain {told}: not compared, unless --config FILE.json has it")
+        about = ", ".join(f"{name} {bundle.origin.given[name]}" for name in believed)
+        say(f"note: {path} does not contain {about}: not compared, unless --config FILE.json has it")
     # Special ids come from the manifest if the checkpoint has none. The checkpoint's vocabularies may contradict them.
     mismatches += [Mismatch(MANIFEST, odd) for odd in loaded.odd if odd not in bundle.origin.notes]
     for side in unknown:

@@ -104,8 +104,8 @@ def probe(
     layers = None
     if reading.family is not None and reading.family.reference is not None:
         reference = reading.family.reference
-        found, layers = _beside_theirs(model, reading, checkpoint, reference, sentences, tolerance)
-        checks += found
+        module_checks, layers = _beside_theirs(model, reading, checkpoint, reference, sentences, tolerance)
+        checks += module_checks
     return Probe(path, checkpoint.family, tuple(checks), layers)
 
 
@@ -154,13 +154,13 @@ def _facts(reading: Reading, checkpoint: Checkpoint) -> Iterator[Check]:
             f"{positions}, outputs to {config.max_target_length} tokens; decode marks longer sources too_long, and ends "
             "longer outputs there (length_limit)",
         )
-    told = [
+    assumed = [
         name
         for name in ("n_heads", *(reading.family.asked if reading.family else ()))
         if name not in reading.fields and (name in reading.hints or name not in SOURCE_ENDS)
     ]
-    if told:
-        values = ", ".join(f"{name} {getattr(config, name)}" for name in told)
+    if assumed:
+        values = ", ".join(f"{name} {getattr(config, name)}" for name in assumed)
         yield Check("told by you", None, f"{values}: the file does not contain it")
     odd = checkpoint.odd
     wrong = [problem for problem in odd if "_id is" in problem and not reading.describes_text]
@@ -172,8 +172,8 @@ def _id(checkpoint: Checkpoint, kind: str) -> str:
     """The id, and whether a vocabulary confirms it."""
     number = getattr(checkpoint.config, f"{kind}_id")
     sides = (checkpoint.tokenizers.source, checkpoint.tokenizers.target)
-    told = any(side is not None and side.special_id(kind) == number for side in sides)
-    return f"{number if number >= 0 else 'none'}{' (as in the vocabulary)' * told}"
+    in_vocabulary = any(side is not None and side.special_id(kind) == number for side in sides)
+    return f"{number if number >= 0 else 'none'}{' (as in the vocabulary)' * in_vocabulary}"
 
 
 def _beside_theirs(
@@ -188,21 +188,22 @@ def _beside_theirs(
     family = reading.family
     assert family is not None
     names = [name for name in reading.weights if not family.ignores(name)]
-    theirs = copy.deepcopy(reference(reading.weights, checkpoint.config)).eval()  # `reference` may cache its module
+    # A copy, because `reference` may cache its module.
+    user_module = copy.deepcopy(reference(reading.weights, checkpoint.config)).eval()
     name, kind = (
-        ("torch.nn", "PyTorch's own layers") if family.reference_as_told else ("reference", type(theirs).__name__)
+        ("torch.nn", "PyTorch's own layers") if family.reference_as_told else ("reference", type(user_module).__name__)
     )
-    changed = differing_weights(theirs, {name: reading.weights[name] for name in names})
+    changed = differing_weights(user_module, {name: reading.weights[name] for name in names})
     if changed:
         about = (
             f"the module holds other numbers than the file: {', '.join(changed[:3])}. Load the weights in `reference`."
         )
         return [Check(name, False, about)], None
-    layers = compare_layers(model, theirs, family, names, sentences, tolerance)
+    layers = compare_layers(model, user_module, family, names, sentences, tolerance)
     error, how, where = layers.logits, " alone: with other norms and biases the two could not be made", ""
     noisy = None
     if layers.first is None:
-        noisy = _compare_disturbed(reading, checkpoint, reference, theirs, sentences, tolerance)
+        noisy = _compare_disturbed(reading, checkpoint, reference, user_module, sentences, tolerance)
     if noisy is not None:
         error, how = float(np.maximum(error, noisy.logits)), ", and with random numbers added to norms and biases"
         if noisy.first is not None:
@@ -212,14 +213,16 @@ def _beside_theirs(
         about = f"{first.ours} is the first to differ{where}; in {kind}: {first.theirs}. Usually {first.hint}"
         return [Check(name, False, about, first.error)], layers
     dtype = str(layers.dtype).removeprefix("torch.")
-    told = ", with what you told of the file, which it cannot check" * family.reference_as_told
+    caveat = ", with what you told of the file, which it cannot check" * family.reference_as_told
     about = (
         f"logits, {len(layers.values) - 1} values within, {len(sentences)} sentences: as {kind} "
-        f"{'have' if family.reference_as_told else 'has'} them, in {dtype}{told}; weights as they are{how}"
+        f"{'have' if family.reference_as_told else 'has'} them, in {dtype}{caveat}; weights as they are{how}"
     )
-    model, theirs = copy.deepcopy(model).to(layers.dtype), copy.deepcopy(theirs).to(layers.dtype)
-    beside = [_prefixes(model, theirs, sentences, name, layers.tolerance)] if isinstance(model, Transformer) else []
-    beside.append(_padded_theirs(model, theirs, sentences, name, layers.tolerance))
+    model, user_module = copy.deepcopy(model).to(layers.dtype), copy.deepcopy(user_module).to(layers.dtype)
+    beside = (
+        [_prefixes(model, user_module, sentences, name, layers.tolerance)] if isinstance(model, Transformer) else []
+    )
+    beside.append(_padded_theirs(model, user_module, sentences, name, layers.tolerance))
     return [Check(name, True, about, error), *_narrowed(layers), *beside], layers
 
 
@@ -237,7 +240,7 @@ def _compare_disturbed(
     reading: Reading,
     checkpoint: Checkpoint,
     reference: Reference,
-    theirs: nn.Module,
+    user_module: nn.Module,
     sentences: Sequence[Sentence],
     tolerance: float | None,
 ) -> Layers | None:
@@ -249,7 +252,7 @@ def _compare_disturbed(
     try:
         model = replace(reading, weights=weights).checkpoint(checkpoint.tokenizers).build_model()
         module = reference(weights, checkpoint.config).eval()
-        tensors = zip(_tensors(theirs), _tensors(module), strict=True)
+        tensors = zip(_tensors(user_module), _tensors(module), strict=True)
         is_taken = any(not torch.equal(before, after) for before, after in tensors)
         if not is_taken or differing_weights(module, used):
             return None
@@ -264,20 +267,20 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _prefixes(
-    model: Transformer, theirs: nn.Module, sentences: Sequence[Sentence], name: str, tolerance: float
+    model: Transformer, user_module: nn.Module, sentences: Sequence[Sentence], name: str, tolerance: float
 ) -> Check:
     """Compare steps with a cache with the user's module, which runs again for every token."""
     source, target = max(sentences, key=lambda sentence: len(sentence[1]))
     src_ids, tgt_ids = torch.tensor([source]), torch.tensor([target])
     with torch.inference_mode():
         stepped = run_steps(model, src_ids, torch.tensor([len(source)]), tgt_ids)
-    anew = [run_theirs(theirs, src_ids, tgt_ids[:, : n + 1])[:, -1] for n in range(len(target))]
+    anew = [run_theirs(user_module, src_ids, tgt_ids[:, : n + 1])[:, -1] for n in range(len(target))]
     about = f"{len(target)} cached steps against {name} run again for each"
     return compared("steps", torch.stack(anew, 1), stepped, about, tolerance)
 
 
 def _padded_theirs(
-    model: Model, theirs: nn.Module, sentences: Sequence[Sentence], name: str, tolerance: float
+    model: Model, user_module: nn.Module, sentences: Sequence[Sentence], name: str, tolerance: float
 ) -> Check:
     """Compare a padded batch in both models. Decoding knows lengths, the user's module masks pad_id."""
     src_ids, src_len = padded_batch([list(source) for source, _ in sentences], model.config)
@@ -286,11 +289,11 @@ def _padded_theirs(
         tgt_ids, tgt_len = padded_batch([list(target) for _, target in sentences], model.config)
         real = torch.arange(tgt_ids.shape[1]) < tgt_len[:, None]
     with torch.inference_mode():
-        found = run_ours(model, src_ids, src_len, tgt_ids)[real]
+        own_logits = run_ours(model, src_ids, src_len, tgt_ids)[real]
     return compared(
         "padded batch",
-        run_theirs(theirs, src_ids, tgt_ids)[real],
-        found,
+        run_theirs(user_module, src_ids, tgt_ids)[real],
+        own_logits,
         f"in both: what the masks of {name} hide is pad_id",
         tolerance,
     )

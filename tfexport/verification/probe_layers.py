@@ -89,7 +89,7 @@ class Layers:
 
 def compare_layers(
     model: Model,
-    theirs: nn.Module,
+    user_module: nn.Module,
     family: Family,
     names: Sequence[str],
     sentences: Sequence[Sentence],
@@ -98,17 +98,17 @@ def compare_layers(
     """Run both models on each sentence alone, whole targets at once.
 
     Args:
-        theirs: the module of `family.reference`, with the weights of `model`.
+        user_module: the module of `family.reference`, with the weights of `model`.
         names: the names of the weights in the family.
 
     Raises:
         TfexportError: the user's module fails, or its logits have another shape.
     """
-    pairs = pairs_of(model, theirs, family, names)
+    pairs = pairs_of(model, user_module, family, names)
     for dtype in (torch.float64, torch.float32):
         try:
             return _compare(
-                copy.deepcopy(model).to(dtype), copy.deepcopy(theirs).to(dtype), pairs, sentences, dtype, tolerance
+                copy.deepcopy(model).to(dtype), copy.deepcopy(user_module).to(dtype), pairs, sentences, dtype, tolerance
             )
         except TfexportError:
             if dtype == torch.float32:
@@ -121,7 +121,7 @@ def run_ours(model: Model, source: Tensor, lengths: Tensor, target: Tensor | Non
     return model(source, lengths) if target is None else model(source, lengths, target)
 
 
-def run_theirs(theirs: nn.Module, source: Tensor, target: Tensor | None) -> Tensor:
+def run_theirs(user_module: nn.Module, source: Tensor, target: Tensor | None) -> Tensor:
     """The user's logits [batch, tgt, vocab] for `source` [batch, src] and `target` [batch, tgt]; for a classifier, which
     takes only the source, [batch, classes].
 
@@ -130,46 +130,46 @@ def run_theirs(theirs: nn.Module, source: Tensor, target: Tensor | None) -> Tens
     Raises:
         TfexportError: the module fails, or returns something else.
     """
-    if not _is_double(theirs):
-        return _run_as_written(theirs, source, target)
+    if not _is_double(user_module):
+        return _run_as_written(user_module, source, target)
     with widened():
-        return _run_as_written(theirs, source, target)
+        return _run_as_written(user_module, source, target)
 
 
 def _is_double(module: nn.Module) -> bool:
     return any(tensor.dtype == torch.float64 for tensor in module.parameters())
 
 
-def _narrow(theirs: nn.Module, source: Tensor, target: Tensor | None) -> Narrow | None:
+def _narrow(user_module: nn.Module, source: Tensor, target: Tensor | None) -> Narrow | None:
     """The place where the user's code computes in less than float64, for a module in float64."""
     with widened() as mode:
-        exact = _run_as_written(theirs, source, target)
+        exact = _run_as_written(user_module, source, target)
     try:
-        effect = relative_error(exact, _run_as_written(theirs, source, target))
+        effect = relative_error(exact, _run_as_written(user_module, source, target))
     except TfexportError:
         effect = None
     return None if effect == 0 else Narrow(next(iter(mode.places), "the code"), effect)
 
 
-def _run_as_written(theirs: nn.Module, source: Tensor, target: Tensor | None) -> Tensor:
+def _run_as_written(user_module: nn.Module, source: Tensor, target: Tensor | None) -> Tensor:
     """The user's logits; see `run_theirs`.
 
     Raises:
         TfexportError: the module fails, or returns something else.
     """
     fused = torch.backends.mha.get_fastpath_enabled()
-    given, wanted = ((source,), source.shape[:1]) if target is None else ((source, target), target.shape)
-    names = dict(zip(("src_ids", "tgt_ids"), (list(ids.shape) for ids in given), strict=False))
+    inputs, wanted = ((source,), source.shape[:1]) if target is None else ((source, target), target.shape)
+    names = dict(zip(("src_ids", "tgt_ids"), (list(ids.shape) for ids in inputs), strict=False))
     shapes = ", ".join(f"{name} {shape}" for name, shape in names.items())
     try:
         torch.backends.mha.set_fastpath_enabled(False)  # the fast path does not call modules within a layer
         with torch.no_grad():
-            logits = theirs(*given)
+            logits = user_module(*inputs)
     except Exception as error:
         raise TfexportError(
             f"the reference of the family file fails on {shapes}: {type(error).__name__}: "
             f"{str(error).splitlines()[0] if str(error) else ''} Let its forward take "
-            f"{'these two' if len(given) == 2 else 'this alone'}."
+            f"{'these two' if len(inputs) == 2 else 'this alone'}."
         ) from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
@@ -185,7 +185,7 @@ def _run_as_written(theirs: nn.Module, source: Tensor, target: Tensor | None) ->
 
 def _compare(
     model: Model,
-    theirs: nn.Module,
+    user_module: nn.Module,
     pairs: Sequence[Pair],
     sentences: Sequence[Sentence],
     dtype: torch.dtype,
@@ -196,17 +196,19 @@ def _compare(
     for source, target in sentences:
         src_ids, tgt_ids = _tensors_of(source, target)
         with torch.no_grad(), _recorded(model, [pair.ours for pair in pairs]) as ours_seen:
-            found = run_ours(model, src_ids, torch.tensor([len(source)]), tgt_ids)
-        with _recorded(theirs, [pair.theirs for pair in pairs]) as theirs_seen:
-            wanted = run_theirs(theirs, src_ids, tgt_ids)
+            own_logits = run_ours(model, src_ids, torch.tensor([len(source)]), tgt_ids)
+        with _recorded(user_module, [pair.theirs for pair in pairs]) as theirs_seen:
+            wanted = run_theirs(user_module, src_ids, tgt_ids)
         for value in _values(pairs, ours_seen, theirs_seen):
             key = (value.ours, value.theirs)
             errors[key] = replace(value, error=_larger(errors.get(key, value).error, value.error))
-        logits = _larger(logits, relative_error(wanted, found) if wanted.shape == found.shape else float("inf"))
+        logits = _larger(
+            logits, relative_error(wanted, own_logits) if wanted.shape == own_logits.shape else float("inf")
+        )
     last = Value("logits", "logits", logits, "the output layer: tie_output, output_bias, or the final norm")
     chosen = TOLERANCE[dtype] if tolerance is None else tolerance
     longest = max(sentences, key=lambda sentence: len(sentence[1]))
-    narrow = _narrow(theirs, *_tensors_of(*longest)) if dtype == torch.float64 else None
+    narrow = _narrow(user_module, *_tensors_of(*longest)) if dtype == torch.float64 else None
     return Layers((*errors.values(), last), chosen, dtype, narrow)
 
 
@@ -215,9 +217,9 @@ def _tensors_of(source: Sequence[int], target: Sequence[int]) -> tuple[Tensor, T
     return torch.tensor([source]), torch.tensor([target]) if target else None
 
 
-def _larger(one: float, other: float) -> float:
+def _larger(left: float, right: float) -> float:
     """The larger of two errors; NaN counts as the largest."""
-    return float(np.maximum(one, other))
+    return float(np.maximum(left, right))
 
 
 Event = tuple[str, str, int, Tensor]
@@ -231,13 +233,13 @@ def _recorded(model: nn.Module, paths: Sequence[str]) -> Iterator[list[Event]]:
     calls: dict[str, int] = defaultdict(int)
 
     def before(path: str) -> Callable[..., None]:
-        def hook(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-            add(path, "input", (*given, *named.values()))
+        def hook(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+            add(path, "input", (*inputs, *named.values()))
 
         return hook
 
     def after(path: str) -> Callable[..., None]:
-        def hook(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], made: Any) -> None:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], made: Any) -> None:
             add(path, "output", made if isinstance(made, tuple | list) else (made,))
             calls[path] += 1
 
@@ -260,9 +262,9 @@ def _recorded(model: nn.Module, paths: Sequence[str]) -> Iterator[list[Event]]:
             handle.remove()
 
 
-def _values(pairs: Sequence[Pair], ours: Sequence[Event], theirs: Sequence[Event]) -> Iterator[Value]:
+def _values(pairs: Sequence[Pair], ours: Sequence[Event], events: Sequence[Event]) -> Iterator[Value]:
     by_path: dict[tuple[str, str], list[Tensor]] = defaultdict(list)
-    for path, side, _, tensor in theirs:
+    for path, side, _, tensor in events:
         by_path[path, side].append(tensor)
     counts = {(path, side): call + 1 for path, side, call, _ in ours}
     called = {path for path, _ in by_path}

@@ -32,12 +32,12 @@ class Pair:
     """The module is an attention that is compared as a whole, because its layers are not called one by one."""
 
 
-def pairs_of(model: Model, theirs: nn.Module, family: Family, names: Sequence[str]) -> list[Pair]:
+def pairs_of(model: Model, user_module: nn.Module, family: Family, names: Sequence[str]) -> list[Pair]:
     """The modules of both models that have the same weights, by the names of the family."""
-    prefix = prefix_in(theirs, names)
+    prefix = prefix_in(user_module, names)
     if prefix is None:
         return []
-    modules, known = dict(model.named_modules()), dict(theirs.named_modules(remove_duplicate=False))
+    modules, known = dict(model.named_modules()), dict(user_module.named_modules(remove_duplicate=False))
     sources: dict[str, list[str]] = defaultdict(list)
     for name in names:
         for canonical in family.canonical_names(name):
@@ -51,7 +51,9 @@ def pairs_of(model: Model, theirs: nn.Module, family: Family, names: Sequence[st
             pairs.append(Pair(path, owner, parts.index(canonical), len(parts)))
     for path, module in modules.items():
         if isinstance(module, Attention):
-            own = {name for canonical, found in sources.items() if canonical.startswith(f"{path}.") for name in found}
+            own = {
+                name for canonical, renamed in sources.items() if canonical.startswith(f"{path}.") for name in renamed
+            }
             attention = _owner(own, names)
             if attention is not None and prefix + attention in known:
                 pairs.append(Pair(path, prefix + attention, whole=True))

@@ -97,9 +97,9 @@ def classifier_checks(
     yield _half_precision(single, sizes)
 
 
-def compared(name: str, wanted: Tensor, found: Tensor, about: str, tolerance: float | None = None) -> Check:
+def compared(name: str, wanted: Tensor, computed: Tensor, about: str, tolerance: float | None = None) -> Check:
     """A check that numbers agree within `tolerance`, by default that of their dtype."""
-    error = relative_error(wanted, found)
+    error = relative_error(wanted, computed)
     return Check(name, error <= (TOLERANCE[wanted.dtype] if tolerance is None else tolerance), about, error)
 
 
@@ -119,8 +119,8 @@ def run_steps(model: Transformer, src_ids: Tensor, src_len: Tensor, tgt_ids: Ten
     past, logits = model.empty_cache(*tgt_ids.shape), []
     for position, tokens in enumerate(tgt_ids.T):
         places = torch.full_like(tokens, position)
-        found, past = model.step(tokens, places, src_len, past, cross, write_in_place)
-        logits.append(found)
+        step_logits, past = model.step(tokens, places, src_len, past, cross, write_in_place)
+        logits.append(step_logits)
     return torch.stack(logits, 1)
 
 
@@ -159,7 +159,7 @@ def _self_attended(model: Transformer) -> Iterator[list[KeyValue]]:
     past: list[KeyValue] = []
     made: list[Tensor] = []
 
-    def keep(module: nn.Module, given: Any, states: Tensor) -> None:
+    def keep(module: nn.Module, inputs: Any, states: Tensor) -> None:
         made.append(states.reshape(*states.shape[:2], model.config.n_heads, -1).transpose(1, 2))
         if len(made) % 2 == 0:
             past.append(KeyValue(made[-2], made[-1]))
@@ -180,13 +180,13 @@ def _beams(model: Transformer, src_ids: Tensor, src_len: Tensor, tgt_ids: Tensor
     second = torch.arange(rows) % model.config.tgt_vocab_size
     cross = model.encode(src_ids, src_len)
     repeated = [KeyValue(*(tensor.repeat_interleave(beam, 0) for tensor in memory)) for memory in cross]
-    found = []
+    results = []
     for lengths, memory in ((src_len.repeat_interleave(beam), repeated), (src_len, cross)):
         past = model.empty_cache(rows, 2)
         for position, tokens in enumerate((first, second)):
             logits, past = model.step(tokens, torch.full((rows,), position), lengths, past, memory)
-        found.append(logits)
-    return found[0], found[1]
+        results.append(logits)
+    return results[0], results[1]
 
 
 @contextmanager
@@ -194,7 +194,7 @@ def _largest(model: nn.Module) -> Iterator[dict[str, float]]:
     """A context that collects the largest output of each module of a model, by its path."""
     sizes: dict[str, float] = {}
 
-    def note(path: str, module: nn.Module, given: Any, made: Any) -> None:
+    def note(path: str, module: nn.Module, inputs: Any, made: Any) -> None:
         if isinstance(made, Tensor) and made.numel():
             sizes[path] = float(np.maximum(sizes.get(path, 0.0), float(made.abs().max())))
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 
-def prefix_in(theirs: nn.Module, names: Sequence[str]) -> str | None:
+def prefix_in(user_module: nn.Module, names: Sequence[str]) -> str | None:
     """The prefix of the names of the weights in the user's module; None if some are missing."""
-    state = theirs.state_dict(keep_vars=True)
+    state = user_module.state_dict(keep_vars=True)
     for key in state:
         if key.endswith(names[0]) and all(key.removesuffix(names[0]) + name in state for name in names):
             return key.removesuffix(names[0])
@@ -33,12 +33,12 @@ def disturbed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return changed
 
 
-def differing_weights(theirs: nn.Module, weights: Mapping[str, Tensor]) -> list[str] | None:
+def differing_weights(user_module: nn.Module, weights: Mapping[str, Tensor]) -> list[str] | None:
     """Names of weights for which the user's module has other numbers; None if it has other names."""
-    prefix = prefix_in(theirs, list(weights))
+    prefix = prefix_in(user_module, list(weights))
     if prefix is None:
         return None
-    state = theirs.state_dict()
+    state = user_module.state_dict()
     return [
         name
         for name, tensor in weights.items()

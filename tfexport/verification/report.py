@@ -60,11 +60,11 @@ class Errors(Rounding):
     def mean(self) -> float:
         return self.total / self.count if self.count else 0.0
 
-    def compare(self, exact: Exact, own: FloatArray, found: FloatArray) -> None:
+    def compare(self, exact: Exact, own: FloatArray, computed: FloatArray) -> None:
         """Add numbers of one shape: in float64, PyTorch's own and the runtime's."""
         if not exact.size:
             return
-        difference = np.abs(exact - found)
+        difference = np.abs(exact - computed)
         # Python's max() can ignore a NaN; a NaN on either side must fail.
         self.add(float(difference.max()), float(np.abs(exact - own).max()), float(np.abs(exact).max()))
         self.total += float(difference.sum())
@@ -82,20 +82,20 @@ class Position(Rounding):
     behind: list[float] = field(default_factory=list)
     """For each sentence with another best token: by how much the reference prefers its own token, in logits."""
 
-    def compare(self, exact: Exact, own_error: float, found: FloatArray, error: float) -> None:
+    def compare(self, exact: Exact, own_error: float, computed: FloatArray, error: float) -> None:
         """Add logits [sentences, vocab]. `own_error` and `error` are the largest distances of PyTorch's own logits and of
         the runtime's from the exact ones, by `rounding.logit_errors`."""
         self.add(error, own_error, logit_size(exact))
         self.steps += len(exact)
-        self.divergence += float(kl_divergence(exact, found).sum())
-        best, others = exact.argmax(-1), found.argmax(-1)
+        self.divergence += float(kl_divergence(exact, computed).sum())
+        best, others = exact.argmax(-1), computed.argmax(-1)
         rows = np.flatnonzero(best != others)
         self.behind += (exact[rows, best[rows]] - exact[rows, others[rows]]).tolist()
 
 
-def kl_divergence(reference: FloatArray | Exact, found: FloatArray) -> NDArray[np.float64]:
+def kl_divergence(reference: FloatArray | Exact, computed: FloatArray) -> NDArray[np.float64]:
     """KL(reference || found) of each row of logits [rows, vocab], in nats, computed in float64."""
-    expected, other = log_softmax(reference), log_softmax(found)
+    expected, other = log_softmax(reference), log_softmax(computed)
     return (np.exp(expected) * (expected - other)).sum(axis=-1)  # type: ignore[no-any-return]
 
 
@@ -161,10 +161,10 @@ class ParityReport:
     @property
     def logits(self) -> Rounding:
         """The largest distances of all steps."""
-        found = Rounding()
+        rounding = Rounding()
         for position in self.positions:
-            found.add(position.error, position.own, position.size)
-        return found
+            rounding.add(position.error, position.own, position.size)
+        return rounding
 
     def allowed(self, rounding: Rounding) -> float:
         """The largest error that passes; infinite below float32, where the graphs are compared with their definition."""
@@ -263,52 +263,54 @@ class ParityReport:
     @property
     def failures(self) -> list[str]:
         """Messages for everything that is outside the limits."""
-        limits, found = self.limits, []
+        limits, failures = self.limits, []
         if not self.sentences:
-            found.append("nothing was compared")
+            failures.append("nothing was compared")
         if self.error is not None:
-            found.append(self.error)
+            failures.append(self.error)
         # The comparisons are written so that a NaN is a failure.
         for name, errors in self.cross.items():
             if not errors.error <= self.allowed(errors):
-                found.append(f"{name} is off by {errors.error:.1e}, {_explained(errors, self.allowed(errors))}")
+                failures.append(f"{name} is off by {errors.error:.1e}, {_explained(errors, self.allowed(errors))}")
         wrong = [step for step, p in enumerate(self.positions, 1) if not p.error <= self.allowed(p)]
         if wrong:
             first = self.positions[wrong[0] - 1]
-            found.append(
+            failures.append(
                 f"logits of step {wrong[0]} are off by {first.error:.1e}, {_explained(first, self.allowed(first))}"
                 + (f"; {len(wrong)} steps in all" if len(wrong) > 1 else "")
             )
         if not self.divergence <= self.allowed_divergence:
-            found.append(f"the mean KL divergence is {self.divergence:.1e}, {self.allowed_divergence:.1e} is allowed")
+            failures.append(
+                f"the mean KL divergence is {self.divergence:.1e}, {self.allowed_divergence:.1e} is allowed"
+            )
         if not self.top1_agree >= self.fewest_agreeing:
-            found.append(
+            failures.append(
                 f"the best token is the same at {self.top1_agree} of {self.steps} steps, {self.fewest_agreeing} are required"
             )
         if self.precision == "float32" and not self.identical + self.ties >= self.sentences:
-            found.append(
+            failures.append(
                 f"{self.identical + self.ties} of {self.sentences} sentences have the same tokens or as good ones"
             )
         if self.precision != "float32" and not self.loss <= limits.loss:
-            found.append(
+            failures.append(
                 f"the reference prefers its own outputs by {self.loss:.2g} nats per token, {limits.loss:g} is allowed"
             )
         if self.precision != "float32" and not self.furthest <= limits.furthest:
-            found.append(
+            failures.append(
                 f"the reference prefers its own output of a sentence by {self.furthest:.2g} nats per token, "
                 f"{limits.furthest:g} is allowed"
             )
         if self.narrower > self.most_narrower:
-            found.append(
+            failures.append(
                 f"{self.narrower} of {self.sentences} outputs are those of a narrower beam than {self.beam}, "
                 f"{self.most_narrower} are allowed"
             )
         if self.unfounded:
-            found.append(
+            failures.append(
                 f"{len(self.unfounded)} outputs do not follow from the logits of the runtime, the first that of sentence "
                 f"{self.unfounded[0]}"
             )
-        return found
+        return failures
 
     def summary(self) -> dict[str, Any]:
         """The numbers of a certificate, JSON-ready."""
@@ -335,8 +337,8 @@ class ParityReport:
         """JSON-ready."""
         fields = asdict(replace(self, outputs=[], founded=[]))
         del fields["outputs"], fields["founded"]
-        for told, divergence in zip(fields["divergences"], self.divergences, strict=True):
-            told["is_tie"] = self.is_tie(divergence)
+        for record, divergence in zip(fields["divergences"], self.divergences, strict=True):
+            record["is_tie"] = self.is_tie(divergence)
         fields["positions"] = [
             {"steps": p.steps, "max": p.error, "own": p.own, "allowed": _finite(self.allowed(p)), "kl": p.divergence}
             for p in self.positions
@@ -346,14 +348,14 @@ class ParityReport:
             name: {"max": e.error, "own": e.own, "allowed": _finite(self.allowed(e)), "mean": e.mean}
             for name, e in self.cross.items()
         }
-        found: dict[str, Any] = {
+        totals: dict[str, Any] = {
             "steps": self.steps,
             "top1_agree": self.top1_agree,
             "kl": self.divergence,
             "loss": self.loss,
         }
-        found["unfounded"] = self.unfounded
-        return {**fields, **found, "failures": self.failures, "passed": self.passed}
+        totals["unfounded"] = self.unfounded
+        return {**fields, **totals, "failures": self.failures, "passed": self.passed}
 
 
 def _explained(rounding: Rounding, allowed: float) -> str:

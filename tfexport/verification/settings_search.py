@@ -234,9 +234,9 @@ def differences(model: Transformer, examples: Examples, rows: Sequence[Example])
     tgt_ids, _ = as_inputs(config, expected)
     logits = _allowed(runtime.teacher_forced(*pad(sources, config.pad_id), tgt_ids), config)
     reached = np.take_along_axis(logits, tokens[:, :, None], axis=2)[:, :, 0]
-    given = np.where(reached >= logits.max(axis=2) - _TIE, tokens, logits.argmax(axis=2))
+    best = np.where(reached >= logits.max(axis=2) - _TIE, tokens, logits.argmax(axis=2))
     results = []
-    for row, ids in zip(rows, given.tolist(), strict=True):
+    for row, ids in zip(rows, best.tolist(), strict=True):
         difference = row.difference(ids, config.eos_id)
         if difference is not None and examples.is_spelt(row, ids[: difference.index + 1], begin=True):
             (difference,) = decoded_differences(runtime, examples, [row])

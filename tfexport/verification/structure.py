@@ -21,7 +21,7 @@ from tfexport.verification.files import Mismatch, graph_specs
 
 def structure_mismatches(bundle: Bundle) -> list[Mismatch]:
     """The graphs that differ from those that this version writes, whatever version they name as their writer."""
-    found = []
+    mismatches = []
     specs = graph_specs(bundle)
     for graph in bundle.graphs:
         spec = specs.get((graph.role, graph.precision, graph.dialect))
@@ -33,16 +33,16 @@ def structure_mismatches(bundle: Bundle) -> list[Mismatch]:
             stored = StoredWeights(*(bundle.directory / file for file in files))
             wanted = ir.to_proto(emit(spec, bundle.config, stored, bundle.in_float32.get(graph.precision, ())))
         except Exception as error:  # errors of ONNX, of protobuf and of broken headers have no common base class
-            told = f"{type(error).__name__}: {error}".splitlines()[0]
-            found.append(Mismatch(graph.file, f"cannot be compared with the graph of this version: {told}"))
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            mismatches.append(Mismatch(graph.file, f"cannot be compared with the graph of this version: {reason}"))
             continue
         difference = next(_differences(written, wanted), None)
         if difference is not None:
             about = f"{difference} differs from this version's"
             if (writer := f"{written.producer_name} {written.producer_version}") != f"tfexport {version()}":
                 about = f"{about}. It names {writer.strip() or 'nobody'} as its writer: export the bundle again"
-            found.append(Mismatch(graph.file, about))
-    return found
+            mismatches.append(Mismatch(graph.file, about))
+    return mismatches
 
 
 def _differences(written: onnx.ModelProto, wanted: onnx.ModelProto) -> Iterator[str]:
@@ -55,8 +55,8 @@ def _differences(written: onnx.ModelProto, wanted: onnx.ModelProto) -> Iterator[
 
 
 def _of(kind: str, written: Sequence[onnx.NodeProto], wanted: Sequence[onnx.NodeProto]) -> Iterator[str]:
-    for one, other in zip(written, wanted, strict=False):
-        if one.SerializeToString(deterministic=True) != other.SerializeToString(deterministic=True):
-            yield f"{kind} {getattr(one, 'name', '') or getattr(other, 'name', '')}".rstrip()
+    for left, right in zip(written, wanted, strict=False):
+        if left.SerializeToString(deterministic=True) != right.SerializeToString(deterministic=True):
+            yield f"{kind} {getattr(left, 'name', '') or getattr(right, 'name', '')}".rstrip()
     if len(written) != len(wanted):
         yield f"the number of its {kind}s, {len(written)} and not {len(wanted)},"
