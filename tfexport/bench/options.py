@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tfexport.contract import Precision, precisions_of
 from tfexport.option import Options, numbers, option
 
-_CELLS = "What is measured"
+_CELLS = "Measurements"
 
 
 def _batches(called: str, text: str) -> tuple[int, ...]:

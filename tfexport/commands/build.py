@@ -32,7 +32,7 @@ def build(
     plan_for: Annotated[
         Path | None,
         typer.Option(
-            metavar="TEXT", help="Choose the lengths from this source text, instead of --max-source and --cache."
+            metavar="FILE", help="Choose the lengths for this source text, instead of --max-source and --cache."
         ),
     ] = None,
     input_format: InputFormatOption = None,

@@ -80,7 +80,7 @@ def corpus_score(
     cluster: ClusterOptions,
     resume: ResumeRun = False,
 ) -> None:
-    """Score parallel corpora with Ray, as to filter them: a row of output for each row of input, in parts.
+    """Score parallel corpora with Ray, for example to filter them: a row of output for each row of input, in parts.
 
     All columns are kept, and scores are added. A row that cannot be scored is marked by its status, and counted.
     """

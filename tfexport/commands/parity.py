@@ -68,7 +68,7 @@ def parity(
     certify: Annotated[
         bool,
         typer.Option(
-            "--certify/--no-certify", help="Store certificates in BUNDLE for the graphs that pass on real input."
+            "--certify/--no-certify", help="Store certificates in DIR for the graphs that pass on real input."
         ),
     ] = True,
     as_json: AsJson = False,

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 
 from tfexport.commands.console import say
-from tfexport.commands.flags import Threads
 from tfexport.commands.help import common_options
 from tfexport.commands.signature import with_options
 from tfexport.config import ModelConfig
@@ -36,7 +35,7 @@ def serve(
     *,
     server: ServerOptions,
     runtime: RuntimeOptions,
-    threads: Threads = 1,
+    threads: Annotated[int, typer.Option(metavar="N", min=1, max=256, help="CPU threads of each worker.")] = 1,
     scheduling: Given[ServingOptions],
 ) -> None:
     """Serve bundles over HTTP. Answers equal those of `decode`; requests share batches.

@@ -21,13 +21,13 @@ class DocumentOptions(Options):
 
     split: Split | None = option(
         None,
-        help="Translate sentence by sentence within each line, or line by line; cut what is too long for the model.",
+        help="Translate the sentences of each line, or whole lines. Parts that are too long for the model are cut.",
         panel=_PANEL,
     )
     language: str | None = option(
         None,
         metavar="CODE",
-        help="Source language for --split sentences, such as de; by default that of the bundle's tokenizer, else en.",
+        help="Source language for --split sentences, such as de; by default the tokenizer's, or en.",
         panel=_PANEL,
     )
     markup: Markup | None = option(

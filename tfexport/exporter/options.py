@@ -73,7 +73,7 @@ class BudgetOptions(Options):
         None, metavar="FILE", help="Source text to measure the budget on, one sentence per line.", panel=_BUDGET
     )
     budget_targets: Path | None = option(
-        None, metavar="FILE", help="Reference translations of the calibration text, for bleu and chrf.", panel=_BUDGET
+        None, metavar="FILE", help="Reference translations of --budget-input, for bleu and chrf.", panel=_BUDGET
     )
 
 

@@ -115,7 +115,7 @@ class ClusterOptions(Options):
         None,
         minimum=1,
         maximum=MOST_AT_ONCE,
-        help="Actors: each loads the bundle.",
+        help="Actors, each with the bundle.",
         default_text="as many as the CPUs, or GPUs, have room for",
         panel=_CLUSTER,
     )

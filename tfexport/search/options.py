@@ -131,7 +131,7 @@ class BaseSearchOptions(Options):
 
     constraint_order: ConstraintOrder = option(
         "unordered",
-        help="Whether the required phrases of a line occur in the given order in the output, or in any order.",
+        help="Whether outputs have the required phrases of a line in this order, or in any order.",
         panel=TERMS,
     )
     """`fairseq-interactive --constraints` alone means `ordered`."""
@@ -139,7 +139,7 @@ class BaseSearchOptions(Options):
     alternatives: int = option(
         0,
         minimum=0,
-        help="Complete each of the N most likely tokens after the prefix; most likely first, separated by tabs.",
+        help="Complete each of the N most likely tokens after the prefix. Tabs separate the outputs, the most likely first.",
         panel=_ALTERNATIVES,
         also=("return_alternatives",),
     )

@@ -112,7 +112,7 @@ class ServerOptions(Options):
         panel=_RUNNING,
     )
     drain_timeout: int = option(
-        30, minimum=1, help="Seconds after that in which accepted requests are still answered.", panel=_RUNNING
+        30, minimum=1, help="Seconds after --drain-delay in which accepted requests are still answered.", panel=_RUNNING
     )
 
     def conflicts(self) -> list[str]:

@@ -9,7 +9,7 @@ from tfexport.contract import Precision, precisions_of
 from tfexport.decoding.request_options import InputFormat
 from tfexport.option import MOST_AT_ONCE, Options, numbers, option
 
-_WHAT, _HOW = "What is compared", "How it is compared"
+_WHAT, _HOW = "Compared outputs", "Method"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from tfexport.errors import TfexportError
 from tfexport.option import Options, declared, option
 
-_LAYOUT = "What a checkpoint of torch.nn.Transformer does not say"
+_LAYOUT = "Settings that files of torch.nn.Transformer lack"
 _TEXT, _IDS = "Text", "Special ids"
 
 
@@ -34,7 +34,7 @@ class FamilyOptions(Options):
     family: str | None = option(
         None,
         metavar="NAME|FILE.py",
-        help="The checkpoint family; or a family file of your own, which is run as Python.",
+        help="The checkpoint family, or a family file of your own, which is run as Python.",
     )
     config: Path | None = option(
         None, help="JSON file with model fields; by default the checkpoint's name with .json, if it exists."
@@ -70,7 +70,7 @@ class LayoutOptions(Options):
         flag="--norm-first/--no-norm-first",
         gives=("norm_first",),
         usage="--norm-first (or --no-norm-first)",
-        help="Norms before each sublayer, or after it.",
+        help="Whether norms are before each sublayer, or after it.",
         panel=_LAYOUT,
     )
     activation: Literal["relu", "gelu", "gelu_tanh", "silu"] | None = option(
@@ -144,7 +144,7 @@ class TextSettings(Options):
         help="How to split source text into words: whitespace, or spacy:LANG.",
         panel=_TEXT,
     )
-    lowercase: bool = option(False, help="Lower-case source text before the lookup in the vocabulary.", panel=_TEXT)
+    lowercase: bool = option(False, help="Convert source text to lower case first.", panel=_TEXT)
     src_bpe: Path | None = option(
         None, metavar="CODES", help="Split source text with these subword-nmt codes.", panel=_TEXT
     )

@@ -24,7 +24,7 @@ class EncoderNoRepeatNgram(HistoryRule):
     encoder_no_repeat_ngram: int = option(
         0,
         minimum=0,
-        help="Forbid that a sequence of N source tokens occurs in the output; 0 switches it off.",
+        help="Allow no sequence of N source tokens in the output; 0 switches this off.",
         panel=PANEL,
         also=("encoder_no_repeat_ngram_size",),
     )

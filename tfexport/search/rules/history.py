@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tfexport.runtimes.base import IntArray
 
-PANEL = "Which tokens may come"
+PANEL = "Allowed tokens"
 """The panel of the options of rules in the command line's help."""
 TERMS = "Required and forbidden phrases"
 """The panel of the options of phrases."""

@@ -23,7 +23,7 @@ class NoRepeatNgram(HistoryRule):
     no_repeat_ngram: int = option(
         0,
         minimum=0,
-        help="Forbid that a sequence of N tokens occurs twice in an output; 0 switches it off.",
+        help="Allow no sequence of N tokens twice in an output; 0 switches this off.",
         panel=PANEL,
         also=("no_repeat_ngram_size",),
     )

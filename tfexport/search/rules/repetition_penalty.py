@@ -20,7 +20,7 @@ class RepetitionPenalty(HistoryRule):
     """Divides positive scores of past tokens by the penalty, and multiplies negative ones. Repeated tokens count once."""
 
     repetition_penalty: float = option(
-        1.0, above=0, help="Above 1 makes tokens that the output already contains less likely.", panel=PANEL
+        1.0, above=0, help="Make tokens that the output already contains less likely, if above 1.", panel=PANEL
     )
 
     def is_active(self) -> bool:
