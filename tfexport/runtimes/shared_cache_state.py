@@ -1,13 +1,6 @@
-"""A batch in which the hypotheses of a sentence share a cache.
+"""A batch in which the hypotheses of a sentence share a cache (see `shared_cache_mask.py`), in fixed buffers.
 
-Each step appends a slot for each hypothesis, and a mask says which slots are the past of which. A reorder of beams moves
-rows of the mask, and no keys or values:
-
-    slots   0   1   2   3   4   5   6   7   8        beam 3, three steps done
-          [a0][b0][c0][a1][b1][c1][a2][b2][c2]
-    mask   x           x                   x         hypothesis 0: a0, a1, then c2
-
-No slot is dropped: the caches of rows of their own would be as large.
+No slot is dropped: the cache is never larger than the caches of all rows would be.
 """
 
 from __future__ import annotations
@@ -22,6 +15,7 @@ from tfexport.runtimes.device import DeviceTensor, Mirror
 from tfexport.runtimes.device_pool import Mirrored, Region
 from tfexport.runtimes.launches import BeamLaunch, slots_needed, tokens_needed
 from tfexport.runtimes.live_rows import LiveRows
+from tfexport.runtimes.shared_cache_mask import see_new_slots
 from tfexport.runtimes.sources import Sources
 from tfexport.runtimes.workspace import locked
 
@@ -77,8 +71,7 @@ class SharedCacheState(BatchState):
         """Let each row see the slot of its next token."""
         slot = self._filled * self._beam
         if slot < self._mask.array.shape[3]:
-            hypotheses = np.arange(self._beam)
-            self._mask.array[:, 0, hypotheses, slot + hypotheses] = True
+            see_new_slots(self._mask.array, np.arange(self._batch), np.full(self._batch, slot))
 
     @property
     def attention(self) -> FloatArray:

@@ -1,13 +1,8 @@
 """The state of beam search on the runtime `ort-cpu` over the dialect `ort`: one cache for all hypotheses of a sentence.
 
-    slots   0   1   2   3   4   5   6   7   8   9  10  11        beam 3, three steps done
-          [a0][b0][c0][a1][b1][c1][a2][b2][c2][  ][  ][  ]       each step appends a slot for each hypothesis
-    mask   x           x                   x                     hypothesis 0: a0, a1, then c2
-
-A reorder of beams moves rows of the mask. When the cache is full, the slots are dropped that no hypothesis has in its past
-any more. The hypotheses of a sentence share all but their last few tokens, so that a cache holds little more than one
-hypothesis. They begin with the same token: with kernels, the first step computes one hypothesis of a sentence, and all see
-its slot.
+`shared_cache_mask.py` describes the cache. When it is full, the slots that are in the past of no hypothesis are dropped. The
+hypotheses of a sentence share all but their last few tokens, so a cache holds little more than one hypothesis. They begin
+with the same token: with kernels, the first step computes one hypothesis of a sentence, and all hypotheses see its slot.
 """
 
 from __future__ import annotations
@@ -29,6 +24,7 @@ from tfexport.runtimes.ort_cpu.batch_buffers import (
 )
 from tfexport.runtimes.ort_cpu.bound_graphs import BatchShortlist, StepGraph, outputs_of, requested, widest
 from tfexport.runtimes.ort_cpu.context import Context
+from tfexport.runtimes.shared_cache_mask import see_new_slots
 
 SHRINK_BELOW = 0.75
 """The fraction of live sentences at or below which the others are removed from the buffers, which costs a copy."""
@@ -141,12 +137,11 @@ class BeamState:
         if positions.room_left == 0:
             self._make_room()
         inputs = tokens.reshape(-1, self._beam)
-        live, new = self._places[:, None], self._hypotheses
         if self._one_row_is_enough(inputs):
-            self._mask[live, 0, new, 0] = True
+            self._mask[self._places, 0, :, 0] = True
             step = self._bind(1)
         else:
-            self._mask[live, 0, new, self._slot[live] + new] = True
+            see_new_slots(self._mask, self._places, self._slot[self._places])
             step = self._step if self._step is not None and self._width == self._beam else self._bind(self._beam)
         if not self._in_order:
             every = step.tokens.copy()
