@@ -87,9 +87,9 @@ def takes_workers(name: str, bundle: Bundle, precision: Precision | None) -> boo
 
 def require_workers(name: str, bundle: Bundle, precision: Precision | None, workers: int) -> None:
     """Raises:
-    TfexportError: the runtime is not for so many workers.
+    TfexportError: the runtime does not work for this number of workers.
     """
-    there = (precision or "float32") in bundle.precisions  # if it is not, who loads it says so
+    there = (precision or "float32") in bundle.precisions  # if not, loading raises the error
     if workers > 1 and there and not takes_workers(name, bundle, precision):
         raise TfexportError(
             f"the runtime {name} works for one worker at a time with this bundle and precision. Leave --workers out, or use "

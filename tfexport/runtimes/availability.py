@@ -1,7 +1,7 @@
 """Checks which runtimes work here. `python -m tfexport.runtimes.availability` prints JSON before and after each check.
 
 A check imports the library of a runtime. A library that was built for another CPU or driver can end the process, so
-`tfexport version` makes the checks in another process. It names those to leave out.
+`tfexport version` makes the checks in another process. Its arguments are the names of the checks to skip.
 """
 
 from __future__ import annotations

@@ -195,8 +195,8 @@ class JoiningState(DecoderState, Protocol):
         ...
 
     def idle(self, places: IntArray) -> None:
-        """The sentences at `places` are done: their rows are computed with any token, and read by nobody, until the next
-        `put` or `select`."""
+        """Mark the sentences at `places` as done. Until the next `put` or `select`, their rows are computed with any token,
+        and never read."""
         ...
 
 

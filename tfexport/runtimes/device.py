@@ -162,6 +162,6 @@ def to_float32(array: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def warn_unrecorded(what: str, error: Exception | str) -> None:
-    """Tell that `what` costs more host time in each step."""
+    """Log that `what` is not recorded, which costs host time in each step."""
     reason = str(error).splitlines()[0]
     logging.getLogger(__name__).warning("warning: %s is not recorded as a CUDA graph: %s", what, reason)

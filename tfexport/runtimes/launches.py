@@ -60,7 +60,7 @@ def positions(workspace: Workspace) -> int:
 def tokens_needed(request: Ahead, workspace: Workspace) -> int:
     """The number of best tokens of a row that a search needs: its candidates, and as many as may be banned."""
     wanted = request.candidates + max(map(len, request.banned))
-    of_step = min(BEST_TOKENS, workspace.config.tgt_vocab_size)  # the step graph computes so many
+    of_step = min(BEST_TOKENS, workspace.config.tgt_vocab_size)  # the number that the step graph computes
     return of_step if wanted <= of_step else min(wanted, workspace.config.tgt_vocab_size)
 
 

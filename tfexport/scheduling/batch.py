@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tfexport.runtimes.base import Argmax, Best, FloatArray, IntArray, Runtime, StepOutput, step_for
-from tfexport.scheduling.groups import Group, asks_of, failed, grouped, pieces
+from tfexport.scheduling.groups import Group, failed, group_properties, grouped, pieces
 from tfexport.scheduling.sentences import Event, Sentence
 from tfexport.search.search import pad, search_batch
 from tfexport.search.search_batch import SearchBatch, rows_to_keep
@@ -67,7 +67,7 @@ def kind_of(runtime: Runtime, sentence: Sentence) -> Hashable:
     options, source = sentence.options, sentence.source
     if joins(runtime, sentence):
         return options.width, options.reads_attention, uses_argmax(runtime, options, source)
-    return options, source.candidates is None, asks_of(runtime, sentence)
+    return options, source.candidates is None, group_properties(runtime, sentence)
 
 
 def joins(runtime: Runtime, sentence: Sentence) -> bool:

@@ -19,7 +19,7 @@ LIKE_LENGTH = 0.75
 """The smallest length of a source in a run of the encoder, as a fraction of the longest, if there are enough sources."""
 
 FEWEST_IDS = 48
-"""The smallest number of source ids in a run of the encoder, if there are so many. A smaller run costs more than padding."""
+"""The smallest number of source ids in a run of the encoder, if there are enough. A smaller run costs more than padding."""
 
 
 @dataclass
@@ -80,11 +80,11 @@ def grouped(runtime: Runtime, sentences: Sequence[Sentence]) -> list[list[Senten
     """
     groups: dict[Hashable, list[Sentence]] = {}
     for sentence in sentences:
-        groups.setdefault((sentence.options, asks_of(runtime, sentence)), []).append(sentence)
+        groups.setdefault((sentence.options, group_properties(runtime, sentence)), []).append(sentence)
     return list(groups.values())
 
 
-def asks_of(runtime: Runtime, sentence: Sentence) -> Hashable:
+def group_properties(runtime: Runtime, sentence: Sentence) -> Hashable:
     """The properties that the sentences of a group share, in addition to their options."""
     limit = 0
     if ends_at_limit(sentence.options):

@@ -23,7 +23,7 @@ from tfexport.search.finished import Ends, FinishedHypotheses, begins_run
 from tfexport.search.hypothesis import Hypothesis
 from tfexport.search.multi_step import SearchAhead
 from tfexport.search.options import SearchOptions
-from tfexport.search.search_batch import NO_SENTENCES, Begin, TellAttention, is_end, no_token_error, rows_to_keep
+from tfexport.search.search_batch import NO_SENTENCES, Begin, ReadAttention, is_end, no_token_error, rows_to_keep
 from tfexport.search.token_rules import LogProbs, TokenRules, require_numbers
 
 
@@ -85,7 +85,7 @@ class BeamBatch:
             return None
         return self._ahead.request(self._length, self.sentences, self.tokens, self._log_probs, self._n_candidates)
 
-    def advance(self, output: StepOutput, attention: TellAttention) -> IntArray | None:
+    def advance(self, output: StepOutput, attention: ReadAttention) -> IntArray | None:
         continuations = self._continuations(output, self._length + 1)
         if self._trace:
             self._trace.add(attention(), self.sentences)

@@ -21,7 +21,7 @@ from tfexport.search.search_batch import (
     ALL_SENTENCES,
     NO_SENTENCES,
     Begin,
-    TellAttention,
+    ReadAttention,
     is_end,
     no_token_error,
     rows_to_keep,
@@ -84,7 +84,7 @@ class GreedyBatch:
             return None
         return self._ahead.request(self._length, self.sentences, self.tokens, None, 1)
 
-    def advance(self, output: StepOutput, attention: TellAttention) -> IntArray | None:
+    def advance(self, output: StepOutput, attention: ReadAttention) -> IntArray | None:
         length, sentences = self._length + 1, self.sentences
         # The scores are log-probabilities, or logits where the search needs no probabilities.
         scores, ids = self._rules.best(output, 1, length, sentences, self._outputs.history)

@@ -33,7 +33,7 @@ log-probabilities, both [length]."""
 Steps = Generator[StablePrefix, None, list[list[Hypothesis]]]
 """A search that yields after each step except the last. It returns the hypotheses of each source."""
 
-TellAttention = Callable[[], FloatArray]
+ReadAttention = Callable[[], FloatArray]
 """Returns the cross-attention of the last step, [layers, rows, heads, src]. Only searches that need it call it."""
 
 
@@ -69,7 +69,7 @@ class SearchBatch(Protocol):
         """
         ...
 
-    def advance(self, output: StepOutput, attention: TellAttention) -> IntArray | None:
+    def advance(self, output: StepOutput, attention: ReadAttention) -> IntArray | None:
         """Continue with the results of a step of `tokens`.
 
         Returns:

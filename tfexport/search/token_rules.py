@@ -109,7 +109,7 @@ class TokenRules:
         self._largest_min_length = 0 if self._min_lengths is None else int(self._min_lengths.max())
         if options.samples:
             self._random = RandomStreams(options.seed, [source.line for source in sources], options.samples)
-        self._use_argmax = tells_best_only(runtime, options) and not any(map(has_own_rules, sources))
+        self._use_argmax = needs_best_only(runtime, options) and not any(map(has_own_rules, sources))
         self._phrases = PhraseRules(sources, self.config.tgt_vocab_size)
         has_phrases = bool(self._phrases) or any(map(attrgetter("required"), sources))
         self._always_needs_logits = bool(options.samples or self._history_rules or has_phrases)
@@ -196,7 +196,7 @@ class TokenRules:
         return Argmax(np.where(ends, 0.0, best.logits), np.where(ends, self.config.eos_id, best.ids))
 
     def divided(self, phrases: Iterable[Phrase], index: int) -> tuple[list[Phrase], list[Phrase]]:
-        """The required phrases of source `index` that its outputs can contain, and those that a rule excludes, given the
+        """The required phrases of source `index` that its outputs can contain, and those that a rule excludes, with the
         phrases before them.
         """
         possible: list[Phrase] = []
@@ -302,10 +302,10 @@ class TokenRules:
 
 def uses_argmax(runtime: Runtime, options: SearchOptions, source: Source) -> bool:
     """Whether the search of a source needs only the best token of each step."""
-    return tells_best_only(runtime, options) and not has_own_rules(source)
+    return needs_best_only(runtime, options) and not has_own_rules(source)
 
 
-def tells_best_only(runtime: Runtime, options: SearchOptions) -> bool:
+def needs_best_only(runtime: Runtime, options: SearchOptions) -> bool:
     """Whether searches of sources without own rules need only the best token of each step."""
     return options.best_only and runtime.capabilities.argmax
 

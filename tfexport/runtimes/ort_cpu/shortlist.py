@@ -22,7 +22,7 @@ from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
 from tfexport.shortlist_contract import shortlist_graphs_of
 
 FEWEST = 512
-"""The fewest candidates of a batch, if the vocabulary has so many; other words fill up, with logits of -inf. ONNX Runtime
+"""The smallest number of candidates of a batch. Other words of the vocabulary fill it up, with logits of -inf. ONNX Runtime
 sums the products of narrow matrices in another order, so that the last bits of a sentence's logits would depend on the other
 sentences."""
 
