@@ -24,7 +24,7 @@ Role = Literal[
     "encoder", "decoder_step", "beam_step", "select_rows", "encoder_classifier", "shortlist", SpecialStep, SearchRole
 ]
 Precision = Literal["float32", "float16", "bfloat16", "int8", "int4"]
-Dialect = Literal["onnx24", "onnx24-lengths", "ort", "ort-cuda"]
+Dialect = Literal["onnx24", "ort", "ort-cuda"]
 
 FORMAT = 6
 """The format of bundles and of the functions that their graphs call. It rises by one when an older reader or kernel could
@@ -108,7 +108,7 @@ class GraphSpec:
     @property
     def file(self) -> str:
         variant = [] if self.precision == "float32" else [short_name(self.precision)]
-        variant += [] if self.dialect == "onnx24" else [self.dialect.removeprefix("onnx24-")]
+        variant += [] if self.dialect == "onnx24" else [self.dialect]
         return ".".join([self.role, *variant, "onnx"])
 
     @property

@@ -9,7 +9,6 @@ from tfexport.contract import PRECISIONS, Dialect, GraphSpec, Precision, Role, g
 
 DIALECTS: dict[Dialect, str] = {
     "onnx24": "standard operators of opset 24; attention reads the cache under a boolean mask",
-    "onnx24-lengths": "the same, but attention reads the number of valid keys: the form that flash kernels need",
     "ort": "ONNX Runtime's own operators, shaped for its CPU provider, some in functions that have kernels; beams share a "
     "cache that never moves",
     "ort-cuda": "ONNX Runtime's own operators, shaped for its CUDA provider: few launches a step; beams share a cache that "
@@ -18,11 +17,10 @@ DIALECTS: dict[Dialect, str] = {
 
 RUNTIME_DIALECTS: dict[str, tuple[Dialect, ...]] = {
     "ort-cpu": ("ort", "onnx24"),
-    "ort-cuda": ("ort-cuda", "onnx24-lengths"),
+    "ort-cuda": ("ort-cuda",),
     "tensorrt": ("onnx24",),
 }
-"""The dialects that each runtime supports, fastest first. ONNX Runtime's CUDA provider prefers flash attention in half
-precision, which needs lengths and no mask. TensorRT silently ignores such lengths."""
+"""The dialects that each runtime supports, fastest first."""
 
 
 def runtime_dialects(graphs: Iterable[GraphSpec]) -> dict[str, dict[str, Dialect]]:

@@ -266,8 +266,8 @@ def graphs_of(
 ) -> tuple[GraphSpec, ...]:
     """The graphs of an exported model with this config, with the tensors of all layers.
 
-    `select_rows` and the graphs of a search have no attention, so they are the same in both standard dialects. The dialect
-    `ort` is for decoding on a CPU, in float32 and quantized; `ort-cuda` is for decoding on a GPU. Classifiers have neither.
+    The dialect `ort` is for decoding on a CPU, in float32 and quantized; `ort-cuda` is for decoding on a GPU. Classifiers
+    have neither.
     """
     if dialect == "ort":
         wanted = not config.is_classifier and (precision == "float32" or precision in QUANTIZED)
@@ -280,5 +280,5 @@ def graphs_of(
     elif dialect == "ort-cuda":
         roles = (CUDA_ENCODER, CUDA_DECODER_STEP, CUDA_BEAM_STEP)
     else:
-        roles = (ENCODER, DECODER_STEP, *((SELECT_ROWS, *SEARCH_GRAPHS) if dialect == "onnx24" else ()))
+        roles = (ENCODER, DECODER_STEP, SELECT_ROWS, *SEARCH_GRAPHS)
     return tuple(replace(expand(graph, config.n_decoder_layers, precision), dialect=dialect) for graph in roles)

@@ -19,11 +19,10 @@ from tfexport.runtimes.ort import OrtExecutable
 
 SLOTS, SOURCE, BEAM = 64, 64, 4
 GRAPHS: Mapping[Dialect, tuple[Role, ...]] = {
-    "onnx24-lengths": ("decoder_step",),
     "ort-cuda": ("decoder_step", "beam_step"),
-    "onnx24": ("greedy_search", "beam_search"),
+    "onnx24": ("decoder_step", "greedy_search", "beam_search"),
 }
-"""The graphs of a step that `ort-cuda` runs, by dialect: those that choose tokens are the same for all."""
+"""The graphs of a step that `ort-cuda` runs, and the portable step beside them."""
 
 
 def step_rows(bundle: Bundle, model: str, device: Device, batches: Sequence[int]) -> list[Any]:
@@ -92,5 +91,5 @@ def bundle_sizes(directory: Path) -> dict[str, int]:
 
 def _dialect_of(name: str) -> str:
     parts = name.split(".")
-    found = {"lengths": "onnx24-lengths", "ort": "ort", "ort-cuda": "ort-cuda"}
+    found = {"ort": "ort", "ort-cuda": "ort-cuda"}
     return f"graphs of {found.get(parts[-2], 'onnx24')}"

@@ -43,7 +43,7 @@ class Engine:
     gap: float = GAP
 
 
-LENGTHS = Engine("onnx24-lengths", "float32", logits_passes=5)
+PORTABLE = Engine("onnx24", "float32", logits_passes=5)
 CUDA = Engine("ort-cuda", "tf32", logits_passes=4, shares_cache=True)
 CTRANSLATE2 = Engine("CTranslate2 float16", "half", logits_passes=2, copies_cache=1, gap=HOST_GAP)
 
@@ -102,7 +102,7 @@ def table(steps: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]
     for beam in (1, BEAM):
         for batch in BATCHES:
             counted = {
-                LENGTHS: _launches(steps, "onnx24-lengths", "decoder_step", batch) + (beam > 1),  # the reorder
+                PORTABLE: _launches(steps, "onnx24", "decoder_step", batch) + (beam > 1),  # the reorder
                 CUDA: _cuda_launches(steps, batch, beam),
                 CTRANSLATE2: peer_launches(beam),
             }

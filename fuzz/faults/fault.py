@@ -33,7 +33,7 @@ class Fault:
         """Of the graph, or what kind of file it is."""
         if not self.file.endswith(".onnx"):
             return "weights" if self.file.endswith(".safetensors") else "text" if "token" in self.file else "manifest"
-        variants = {".ort.": "ort", ".ort-cuda.": "ort-cuda", ".lengths.": "onnx24-lengths"}
+        variants = {".ort.": "ort", ".ort-cuda.": "ort-cuda"}
         return next((dialect for variant, dialect in variants.items() if variant in self.file), "onnx24")
 
 

@@ -40,9 +40,8 @@ def test_a_classifier_has_no_file_of_screening() -> None:
     ("precision", "dialect", "files"),
     [
         ("float32", "onnx24", [f"{role}.onnx" for role in PORTABLE_ROLES]),
-        ("float32", "onnx24-lengths", ["encoder.lengths.onnx", "decoder_step.lengths.onnx"]),
         ("float16", "onnx24", [f"{role}.fp16.onnx" for role in PORTABLE_ROLES]),
-        ("bfloat16", "onnx24-lengths", ["encoder.bf16.lengths.onnx", "decoder_step.bf16.lengths.onnx"]),
+        ("bfloat16", "onnx24", [f"{role}.bf16.onnx" for role in PORTABLE_ROLES]),
         ("float32", "ort", [f"{role}.ort.onnx" for role in ORT_ROLES]),
         ("float32", "ort-cuda", [f"{role}.ort-cuda.onnx" for role in CUDA_ROLES]),
         ("float16", "ort-cuda", [f"{role}.fp16.ort-cuda.onnx" for role in CUDA_ROLES]),
@@ -60,11 +59,7 @@ def test_files_of_the_graphs_of_a_precision_and_dialect(precision: Any, dialect:
     ("precision", "dialect"),
     [
         *(("float16", "ort"), ("bfloat16", "ort")),
-        *(
-            (precision, dialect)
-            for precision in ("int8", "int4")
-            for dialect in ("onnx24", "onnx24-lengths", "ort-cuda")
-        ),
+        *((precision, dialect) for precision in ("int8", "int4") for dialect in ("onnx24", "ort-cuda")),
     ],
 )
 def test_the_dialect_ort_is_the_only_one_of_quantized_graphs_and_has_no_half_precision(
@@ -83,14 +78,14 @@ def test_a_greedy_step_in_the_dialect_ort_needs_heads_of_a_multiple_of_8(d_model
 
 def test_no_two_graphs_have_one_file() -> None:
     files = [graph.file for graph in every_graph()]
-    assert len(files) == len(set(files)) == 24 + 12 + 9
+    assert len(files) == len(set(files)) == 18 + 12 + 9
 
 
 @pytest.mark.parametrize(
     ("precision", "dialect", "file"),
     [
         ("float32", "onnx24", "encoder_classifier.onnx"),
-        ("float16", "onnx24-lengths", "encoder_classifier.fp16.lengths.onnx"),
+        ("float16", "onnx24", "encoder_classifier.fp16.onnx"),
     ],
 )
 def test_a_classifier_is_one_graph(precision: Any, dialect: Any, file: str) -> None:
@@ -210,8 +205,6 @@ def test_each_runtime_takes_the_first_of_its_dialects_that_there_is() -> None:
         **dict.fromkeys(("float16", "bfloat16"), "onnx24"),
     }
     assert found["ort-cuda"] == dict.fromkeys(("float32", "float16", "bfloat16"), "ort-cuda")
-    of_before = runtime_dialects(graph for graph in everything if graph.dialect != "ort-cuda")
-    assert of_before["ort-cuda"] == dict.fromkeys(("float32", "float16", "bfloat16"), "onnx24-lengths")
     without = runtime_dialects(graph for graph in everything if graph.dialect != "ort")
     assert without["ort-cpu"] == dict.fromkeys(("float32", "float16", "bfloat16"), "onnx24")
     for runtime in ("ort-cuda", "tensorrt"):

@@ -234,17 +234,12 @@ def refuse_traps(model: onnx.ModelProto, graph: GraphSpec) -> None:
     """Reject graphs that TensorRT would silently compute differently.
 
     Raises:
-        EngineError: an attention has lengths instead of a mask (the parser ignores them) or keeps its own cache; or the
+        EngineError: an attention has no mask or keeps its own cache; or the
             cache of `graph` is not written in place, from an input of fixed length directly to an output.
     """
     for node in model.graph.node:
         if node.op_type == "Attention":
             places = [index for index, name in enumerate(node.input) if name]
-            if 6 in places:
-                raise EngineError(
-                    f"{node.name} has lengths (nonpad_kv_seqlen), which TensorRT ignores: it would attend to garbage. "
-                    "Build from the onnx24 graph, which has masks."
-                )
             if 3 not in places:
                 raise EngineError(f"{node.name} has no mask: it would attend to padding. Build from the onnx24 graph.")
             if {4, 5} & set(places) or len(node.output) > 1:

@@ -1,11 +1,10 @@
-"""The graphs of the standard dialects: only operators of ONNX opset 24, for TensorRT, CUDA and any other runtime.
+"""The graphs of the dialect `onnx24`: only standard operators of ONNX opset 24, for TensorRT, Triton and any other runtime.
 
-The dialects differ in how attention gets the number of valid keys of each row, `length`:
+Attention gets the number of valid keys of each row, `length`, as a mask:
 
-    onnx24          Range(keys) < length ── Unsqueeze ── Expand over queries ──> Attention(q, k, v, mask)
-    onnx24-lengths  length ────────────────────────────────────────────────────> Attention(q, k, v, nonpad_kv_seqlen)
+    Range(keys) < length ── Unsqueeze ── Expand over queries ──> Attention(q, k, v, mask)
 
-A relative position bias replaces the mask. In onnx24 it includes the mask: Where(mask, bias, masked score).
+A relative position bias includes the mask: Where(mask, bias, masked score).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from tfexport.graphs.stored_weights import StoredWeights
 
 
 def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, keep: Collection[str] = ()) -> ir.Model:
-    """A graph of a standard dialect over the weights in `stored`; in half precision, the modules `keep` are in float32."""
+    """A graph of the dialect `onnx24` over the weights in `stored`; in half precision, the modules `keep` are in float32."""
     projections = _projections(graph, config)
     mixed = None
     if keep and graph.role not in graph_contract.WITHOUT_MODULES:
@@ -198,17 +197,12 @@ def _attention(
         keys, queries: their numbers [1]; `queries` is None for one query.
         bias: added to the scores, [.., heads, queries, keys].
     """
-    if emitter.graph.dialect == "onnx24-lengths":
-        valid: tuple[Value | None, ...] = (bias, None, None, length)
-    else:
-        mask = _mask(emitter, length, keys, queries)
-        if bias is not None:
-            with emitter.module("mask"):
-                mask = emitter.node("Where", mask, bias, emitter.scalar(layers.masked_score(emitter.graph.precision)))
-        valid = (mask,)
+    mask = _mask(emitter, length, keys, queries)
+    if bias is not None:
+        with emitter.module("mask"):
+            mask = emitter.node("Where", mask, bias, emitter.scalar(layers.masked_score(emitter.graph.precision)))
     with emitter.module(path):
-        scale = {"scale": head_dim**-0.5}
-        return emitter.node("Attention", query, key, value, *valid, attributes=scale)
+        return emitter.node("Attention", query, key, value, mask, attributes={"scale": head_dim**-0.5})
 
 
 def _mask(emitter: Emitter, length: Value, keys: Value, queries: Value | None) -> Value:

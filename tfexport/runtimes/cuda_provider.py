@@ -32,7 +32,6 @@ def computes_in_tf32(bundle: Bundle, precision: Precision) -> bool:
     """Whether the graphs of a precision lose nothing where products of float32 are in TF32.
 
     In half precision the only such product is the output projection, unless a budget keeps modules in float32. Its inputs
-    and weights are exact in TF32. The portable dialect has other weights.
+    and weights are exact in TF32.
     """
-    is_half = precision in ("float16", "bfloat16")
-    return is_half and bundle.dialect("ort-cuda", precision) == "ort-cuda" and not bundle.in_float32.get(precision)
+    return precision in ("float16", "bfloat16") and not bundle.in_float32.get(precision)

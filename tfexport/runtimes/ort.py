@@ -84,9 +84,9 @@ def ort_cuda(bundle: Bundle, *, precision: Precision = "float32", threads: int |
     load_libraries()
     os.environ.setdefault(*cuda_provider.WITHOUT_XQA)
     _recorder()  # raises if the environment asks for what does not exist
-    dialect, buckets = bundle.dialect("ort-cuda", precision), cuda_buckets(bundle, precision)
+    buckets = cuda_buckets(bundle, precision)
     tf32 = cuda_provider.computes_in_tf32(bundle, precision)
-    graphs = OrtGraphs(bundle, precision, CudaDevice(), dialect, buckets, threads=threads, tf32=tf32, ahead=True)
+    graphs = OrtGraphs(bundle, precision, CudaDevice(), "ort-cuda", buckets, threads=threads, tf32=tf32, ahead=True)
     return LoopRuntime("ort-cuda", bundle.config, graphs)
 
 

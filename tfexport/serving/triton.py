@@ -22,7 +22,7 @@ from tfexport import contract, graph_contract
 from tfexport.bundle.reader import MANIFEST, Bundle
 from tfexport.bundle.writer import move_into_place
 from tfexport.config import ModelConfig
-from tfexport.contract import Dialect, GraphSpec, Precision, TensorSpec
+from tfexport.contract import GraphSpec, Precision, TensorSpec
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.runtimes.known import RUNTIMES
 from tfexport.search.search import SearchOptions
@@ -112,7 +112,7 @@ def write_repository(
     _require_graphs(bundle, runtime, precision)
     on_gpu = RUNTIMES[runtime].gpu
     models, notes = [], []
-    for graph in _graphs(bundle, precision, on_gpu):
+    for graph in _graphs(bundle, precision):
         if all(tensor.dtype in DATA_TYPES for tensor in (*graph.inputs, *graph.outputs)):
             models.append(_graph_model(bundle, graph, on_gpu))
         else:
@@ -169,19 +169,18 @@ def _require_graphs(bundle: Bundle, runtime: str, precision: Precision) -> None:
         )
 
 
-def _graphs(bundle: Bundle, precision: Precision, on_gpu: bool) -> Iterator[GraphSpec]:
-    """The graphs that a client needs, each as in the contract.
+def _graphs(bundle: Bundle, precision: Precision) -> Iterator[GraphSpec]:
+    """The portable graphs that a client needs, each as in the contract.
 
     Raises:
         BundleError: the bundle has no graphs in this precision, or another version with other tensors wrote it.
     """
-    dialect: Dialect = "onnx24-lengths" if on_gpu else "onnx24"  # the choice of the runtimes
     manifest = json.loads(read_text(bundle.directory / MANIFEST))
     described = {entry["file"]: entry for entry in manifest["graphs"]}
-    for graph in graph_contract.graphs_of(bundle.config, precision, dialect):
+    for graph in graph_contract.graphs_of(bundle.config, precision):
         if graph.role in graph_contract.WITHOUT_MODULES:
             continue
-        entry = described[bundle.graph(graph.role, precision, dialect).name]
+        entry = described[bundle.graph(graph.role, precision).name]
         if any(entry.get(side) != tensors for side, tensors in contract.describe(graph, bundle.config).items()):
             raise BundleError(
                 f"{bundle.directory / graph.file} has other tensors than this version of tfexport knows. Export the "

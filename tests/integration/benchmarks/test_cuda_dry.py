@@ -93,7 +93,7 @@ def a_step(nodes: int, **changes: Any) -> dict[str, Any]:
 
 
 def test_a_step_with_more_launches_than_its_limit_is_a_failure() -> None:
-    assert step_failures([a_step(120), a_step(225, dialect="onnx24-lengths"), a_step(154, precision="fp32")]) == []
+    assert step_failures([a_step(120), a_step(225, dialect="onnx24"), a_step(154, precision="fp32")]) == []
     (failure,) = step_failures([a_step(121)])
     assert failure == "base fp16 ort-cuda decoder_step batch 1: 121 nodes are more than 120"
     (failure,) = step_failures([a_step(5, to_host=1)])
@@ -101,11 +101,11 @@ def test_a_step_with_more_launches_than_its_limit_is_a_failure() -> None:
 
 
 def test_steps_are_a_row_for_each_graph_with_a_column_for_each_batch() -> None:
-    head, rows = step_table([a_step(105), a_step(106, batch=32), a_step(225, dialect="onnx24-lengths")])
+    head, rows = step_table([a_step(105), a_step(106, batch=32), a_step(225, dialect="onnx24")])
     assert head[-2:] == ["batch 1", "batch 32"]
     assert rows == [
         ["base", "fp16", "ort-cuda", "decoder_step", "105", "106"],
-        ["base", "fp16", "onnx24-lengths", "decoder_step", "225", ""],
+        ["base", "fp16", "onnx24", "decoder_step", "225", ""],
     ]
 
 
@@ -121,7 +121,7 @@ def test_a_step_takes_its_launches_and_what_is_larger_than_one() -> None:
 
 
 def test_the_model_of_steps_has_a_row_for_each_search_batch_and_engine() -> None:
-    roles = {"ort-cuda": ("decoder_step", "beam_step"), "onnx24-lengths": ("decoder_step",)}
+    roles = {"ort-cuda": ("decoder_step", "beam_step"), "onnx24": ("decoder_step",)}
     searches = [
         a_step(nodes, dialect="onnx24", role=role, batch=batch)
         for role, nodes in (("greedy_search", 4), ("beam_search", 17))
@@ -137,7 +137,7 @@ def test_the_model_of_steps_has_a_row_for_each_search_batch_and_engine() -> None
     assert len(rows) == 2 * 3 * 3
     assert {len(row) for row in rows} == {len(head)}
     launches = {(row[0], row[2]): row[3] for row in rows}
-    assert launches["beam 4", "onnx24-lengths"] == "101"
+    assert launches["beam 4", "onnx24"] == "101"
     assert (launches["greedy", "ort-cuda"], launches["beam 4", "ort-cuda"]) == ("104", "117"), "with the search"
 
 

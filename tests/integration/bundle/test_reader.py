@@ -30,9 +30,7 @@ from tfexport.runtimes import load_runtime
 
 FILES = {
     "encoder.onnx",
-    "encoder.lengths.onnx",
     "decoder_step.onnx",
-    "decoder_step.lengths.onnx",
     "select_rows.onnx",
     "greedy_search.onnx",
     "beam_search.onnx",
@@ -128,9 +126,8 @@ def test_manifest_describes_the_graphs(half_bundle: Path) -> None:
             [*typed(precision, [("tensors", ["blocks", "from", "width"])]), ("index", "int64", ["rows"])],
             typed(precision, [("selected", ["blocks", "rows", "width"])]),
         )
-        for dialect in ("onnx24", "onnx24-lengths"):
-            expected["encoder", precision, dialect] = encoder
-            expected["decoder_step", precision, dialect] = step
+        expected["encoder", precision, "onnx24"] = encoder
+        expected["decoder_step", precision, "onnx24"] = step
         expected["select_rows", precision, "onnx24"] = select
         flat_cross = [(name, ["batch", "src", 24]) for name, _ in cross]
         flat_slots = [(name, ["batch", "cache", 24]) for name, _ in past]
@@ -278,8 +275,8 @@ def test_opened_bundle_gives_the_graph_of_a_precision_and_dialect(half_bundle: P
     bundle = open_bundle(half_bundle)
     assert bundle.precisions == ["float32", "float16", "bfloat16"]
     assert bundle.graph("decoder_step", "float16") == half_bundle / "decoder_step.fp16.onnx"
-    assert bundle.graph("encoder", dialect="onnx24-lengths") == half_bundle / "encoder.lengths.onnx"
-    assert bundle.graph("encoder", "bfloat16", "onnx24-lengths") == half_bundle / "encoder.bf16.lengths.onnx"
+    assert bundle.graph("encoder", dialect="ort-cuda") == half_bundle / "encoder.ort-cuda.onnx"
+    assert bundle.graph("encoder", "bfloat16", "ort-cuda") == half_bundle / "encoder.bf16.ort-cuda.onnx"
     assert set(bundle.files) == set(content(half_bundle)) - {"manifest.json"}
 
 

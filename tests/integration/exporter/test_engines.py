@@ -53,8 +53,8 @@ def graph_of(bundle: Path, role: str, precision: Precision = "float32") -> Graph
     return next(graph for graph in graph_contract.graphs_of(config, precision) if graph.role == role)
 
 
-def model_of(bundle: Path, role: str, dialect: Any = "onnx24", *, cache: int = 16) -> onnx.ModelProto:
-    model = onnx.load(open_bundle(bundle).graph(role, "float32", dialect), load_external_data=False)  # type: ignore[arg-type]
+def model_of(bundle: Path, role: str, *, cache: int = 16) -> onnx.ModelProto:
+    model = onnx.load(open_bundle(bundle).graph(role), load_external_data=False)  # type: ignore[arg-type]
     freeze_cache(model, cache)
     return model
 
@@ -249,31 +249,17 @@ def test_the_exported_graphs_have_no_traps(bundle: Path) -> None:
         refuse_traps(model_of(bundle, role), graph_of(bundle, role))
 
 
-@pytest.mark.parametrize("role", ["encoder", "decoder_step"])
-def test_a_graph_that_relies_on_lengths_is_refused(bundle: Path, role: str) -> None:
-    with pytest.raises(EngineError, match=r"nonpad_kv_seqlen\), which TensorRT ignores: it would attend to garbage"):
-        refuse_traps(model_of(bundle, role, "onnx24-lengths"), graph_of(bundle, role))
-
-
-def test_lengths_really_are_ignored_by_the_parser(bundle: Path, builder: Builder) -> None:
-    """If this fails, the parser has learnt to read them and the refusal may go."""
-    path = open_bundle(bundle).graph("encoder", "float32", "onnx24-lengths")
-    network = builder.parse(model_of(bundle, "encoder", "onnx24-lengths"), path)
-    found = list(attentions(builder.trt, network))
-    assert len(found) == 2
-    assert all(attention.mask is None and attention.key_value_lengths is None for attention in found)
-    with pytest.raises(EngineError, match="dropped the mask of an attention"):
-        check_network(builder.trt, network, graph_of(bundle, "encoder"), profile_of(bundle, "encoder"))
-
-
-def test_a_dropped_mask_is_told_by_libraries_that_know_no_lengths(
-    bundle: Path, builder: Builder, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("knows_lengths", [True, False])
+def test_a_dropped_mask_is_found(
+    bundle: Path, builder: Builder, knows_lengths: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TensorRT 10.15 has none of these attributes, and 10.16 only `num_ranks`."""
-    for name in ("causal_kind", "key_value_form", "key_value_lengths", "num_ranks", "query_form", "query_lengths"):
-        monkeypatch.delattr(tensorrt_rtx.IAttention, name)
-    path = open_bundle(bundle).graph("encoder", "float32", "onnx24-lengths")
-    network = builder.parse(model_of(bundle, "encoder", "onnx24-lengths"), path)
+    if not knows_lengths:
+        for name in ("causal_kind", "key_value_form", "key_value_lengths", "num_ranks", "query_form", "query_lengths"):
+            monkeypatch.delattr(tensorrt_rtx.IAttention, name)
+    model = model_of(bundle, "encoder")
+    without_mask(model)
+    network = builder.parse(model, open_bundle(bundle).graph("encoder"))
     with pytest.raises(EngineError, match="dropped the mask of an attention"):
         check_network(builder.trt, network, graph_of(bundle, "encoder"), profile_of(bundle, "encoder"))
 

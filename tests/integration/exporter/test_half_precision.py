@@ -124,10 +124,9 @@ def floats(folder: Path, file: str) -> dict[str, NDArray[np.float32]]:
     return {name: values.astype(np.float32) for name, values in found.items() if values.dtype.kind not in "biu"}
 
 
-@pytest.mark.parametrize("dialect", ["", ".lengths"])
 @pytest.mark.parametrize("side", ["encoder", "decoder_step"])
-def test_no_number_in_a_float16_graph_is_out_of_its_range(half_bundle: Path, side: str, dialect: str) -> None:
-    found = floats(half_bundle, f"{side}.fp16{dialect}.onnx")
+def test_no_number_in_a_float16_graph_is_out_of_its_range(half_bundle: Path, side: str) -> None:
+    found = floats(half_bundle, f"{side}.fp16.onnx")
     assert len(found) > 20
     for name, values in found.items():
         assert np.isfinite(values).all(), name
@@ -135,9 +134,8 @@ def test_no_number_in_a_float16_graph_is_out_of_its_range(half_bundle: Path, sid
 
 
 @half
-@pytest.mark.parametrize("dialect", ["", ".lengths"])
-def test_logits_are_float32_and_caches_are_not(half_bundle: Path, precision: Any, dialect: str) -> None:
-    file = f"decoder_step.{contract.short_name(precision)}{dialect}.onnx"
+def test_logits_are_float32_and_caches_are_not(half_bundle: Path, precision: Any) -> None:
+    file = f"decoder_step.{contract.short_name(precision)}.onnx"
     graph = onnx.load(half_bundle / file, load_external_data=False).graph
     types = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
     assert types.pop("logits") == types.pop("best.log_probs") == TensorProto.FLOAT
@@ -182,13 +180,9 @@ def without_types(graph: onnx.GraphProto) -> dict[str, Any]:
     return {"nodes": nodes, "inputs": values, "outputs": results, "initializers": tensors}
 
 
-@pytest.mark.parametrize("dialect", ["", ".lengths"])
-def test_bfloat16_graphs_are_the_float16_graphs_in_another_type(half_bundle: Path, role: str, dialect: str) -> None:
-    if role == "select_rows" and dialect:
-        assert not (half_bundle / "select_rows.lengths.onnx").exists()
-        return
+def test_bfloat16_graphs_are_the_float16_graphs_in_another_type(half_bundle: Path, role: str) -> None:
     graphs = {
-        short: onnx.load(half_bundle / f"{role}.{short}{dialect}.onnx", load_external_data=False).graph
+        short: onnx.load(half_bundle / f"{role}.{short}.onnx", load_external_data=False).graph
         for short in ("fp16", "bf16")
     }
     assert without_types(graphs["fp16"]) == without_types(graphs["bf16"])

@@ -55,16 +55,11 @@ DTYPES = {
 LARGEST_EMBEDDED = 64
 """Numbers of the largest tensor that may lie in a graph itself."""
 
-VARIANTS = [
-    f"{role}{precision}{dialect}.onnx"
-    for role in ("encoder", "decoder_step")
-    for precision in ("", ".fp16", ".bf16")
-    for dialect in ("", ".lengths")
-]
+VARIANTS = [f"{role}{precision}.onnx" for role in ("encoder", "decoder_step") for precision in ("", ".fp16", ".bf16")]
 FILES = [
     *VARIANTS,
     *(f"{role}{precision}.onnx" for role in graph_contract.WITHOUT_MODULES for precision in ("", ".fp16", ".bf16")),
-    *("encoder_classifier.onnx", "encoder_classifier.lengths.onnx"),
+    "encoder_classifier.onnx",
 ]
 ORT_FILES = [
     f"{role}{precision}.ort.onnx"
@@ -248,7 +243,7 @@ def parts(names: Iterable[str]) -> set[str]:
 def test_every_weight_is_used_by_the_graphs_of_a_dialect(bundle: str, request: pytest.FixtureRequest) -> None:
     folder = request.getfixturevalue(bundle)
     used = weights_used(folder)
-    assert len(used) == (2 if bundle == "classifier_bundle" else 10)
+    assert len(used) == (1 if bundle == "classifier_bundle" else 7)
     for (precision, dialect), names in used.items():
         stored = set(load_torch_file(folder / contract.weights_file(precision)))
         assert parts(names) == parts(stored)
@@ -539,12 +534,6 @@ def test_best_tokens_that_are_not_the_best_are_found(
     assert list(tmp_path.iterdir()) == []
 
 
-def one_key_too_few(graph: onnx.GraphProto) -> None:
-    """The self-attention is told the number of keys before the new one."""
-    attention = next(node for node in graph.node if node.op_type == "Attention")
-    attention.input[6] = "position"
-
-
 def every_key(graph: onnx.GraphProto) -> None:
     """The mask shows the padding, too."""
     next(node for node in graph.node if node.op_type == "Less").op_type = "LessOrEqual"
@@ -553,7 +542,6 @@ def every_key(graph: onnx.GraphProto) -> None:
 @pytest.mark.parametrize(
     ("change", "file"),
     [
-        (one_key_too_few, "decoder_step.lengths.onnx"),
         (every_key, "decoder_step.onnx"),
         (every_key, "encoder.onnx"),
         (other_positions, "decoder_step.onnx"),
@@ -672,10 +660,10 @@ def test_classifier_computes_what_the_naive_model_computes(classifier_bundle: Pa
             assert np.abs(found - wanted).max() < 1e-5
 
 
-def test_classifier_bundle_has_one_graph_in_two_dialects_and_no_target(classifier_bundle: Path) -> None:
+def test_classifier_bundle_has_one_graph_and_no_target(classifier_bundle: Path) -> None:
     manifest = json.loads((classifier_bundle / "manifest.json").read_text())
     found = [(graph["role"], graph["dialect"]) for graph in manifest["graphs"]]
-    assert found == [("encoder_classifier", "onnx24"), ("encoder_classifier", "onnx24-lengths")]
+    assert found == [("encoder_classifier", "onnx24")]
     assert manifest["source"]["family"] == "tutorial-classifier"
     assert manifest["tokenizers"] == {}
     config = open_bundle(classifier_bundle).config

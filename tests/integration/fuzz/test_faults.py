@@ -24,7 +24,6 @@ FAULTS = [
     "greedy_step.ort best.ids + 1",
     "decoder_step.fp16 mask off by one",
     "beam_step.ort definition: slot",
-    "decoder_step.lengths length dropped",
     "beam_step_attention.ort layers",
     "shortlist.ort off by one",
     "greedy_step.ort banned ignored",

@@ -184,10 +184,9 @@ def test_quantized_weights_are_not_those_of_float32(clean: Bundle, model: Transf
 
 
 def spec_of(bundle: Bundle, name: str, precision: Precision) -> contract.GraphSpec:
-    """`encoder`, `decoder_step.lengths`, `beam_step.ort` or `beam_step.ort-cuda` in a precision."""
-    role, _, variant = name.partition(".")
-    dialect = {"": "onnx24", "lengths": "onnx24-lengths"}.get(variant, variant)
-    return graph_specs(bundle)[role, precision, dialect]
+    """`encoder`, `beam_step.ort` or `beam_step.ort-cuda` in a precision."""
+    role, _, dialect = name.partition(".")
+    return graph_specs(bundle)[role, precision, dialect or "onnx24"]
 
 
 def planted(graph: Graph, name: str, operator: str, *operands: Any, **attributes: Any) -> None:
@@ -528,7 +527,7 @@ FAULTS: list[tuple[str, str, Change, str]] = [
     ("weight scaled", "decoder_step.ort", scaled(f"{D1}.self_attention.key.weight"), f"{D1}.self_attention.query_key"),
     ("weight scaled", "beam_step.ort", scaled("output_weight"), "output/"),
     ("embeddings scaled", "encoder", scaled("encoder.tokens.weight"), "encoder.tokens/"),
-    ("norm scaled", "decoder_step.lengths", scaled(f"{D1}.norms.1.weight"), f"{D1}.norms.1/"),
+    ("norm scaled", "decoder_step", scaled(f"{D1}.norms.1.weight"), f"{D1}.norms.1/"),
     ("layers swapped", "encoder", swapped(E0, E1), f"{E0}.norms.0/"),
     ("layers swapped", "decoder_step.ort", swapped(D0, D1), f"{D0}.norms.0/"),
     ("modules swapped", "decoder_step", swapped(f"{OWN}.key", f"{OWN}.value"), f"{OWN}.key/"),
@@ -536,7 +535,7 @@ FAULTS: list[tuple[str, str, Change, str]] = [
     ("positions shifted", "encoder", moved("encoder.positions.table"), "encoder.positions/"),
     ("positions shifted", "decoder_step.ort", moved("decoder.positions.table"), "decoder.positions/"),
     ("positions shifted", "beam_step.ort", moved("decoder.positions.table"), "decoder.positions/"),
-    ("eps", "encoder.lengths", other_eps(f"{E0}.norms.1"), f"{E0}.norms.1/"),
+    ("eps", "encoder", other_eps(f"{E0}.norms.1"), f"{E0}.norms.1/"),
     ("eps", "beam_step.ort", other_eps("decoder.norm", SUM), "decoder.norm/"),
     ("activation", "decoder_step", other_activation(f"{D1}.feed_forward"), f"{D1}.feed_forward/"),
     ("activation", "encoder.ort", no_activation(f"{E1}.feed_forward.output"), f"{E1}.feed_forward.output/"),
@@ -551,7 +550,7 @@ FAULTS: list[tuple[str, str, Change, str]] = [
     ("mask dropped", "encoder", no_mask(f"{E0}.self_attention"), f"{E0}.self_attention/"),
     ("mask dropped", "encoder.ort", no_mask(f"{E1}.self_attention"), f"{E1}.self_attention/"),
     ("mask dropped", "decoder_step", no_mask(f"{D1}.self_attention"), f"{D1}.self_attention/"),
-    ("mask dropped", "decoder_step.lengths", no_mask(f"{D1}.cross_attention"), f"{D1}.cross_attention/"),
+    ("mask dropped", "decoder_step", no_mask(f"{D1}.cross_attention"), f"{D1}.cross_attention/"),
     ("mask dropped", "beam_step.ort", no_mask(f"{D0}.cross_attention"), f"{D0}.cross_attention/"),
     ("key for value", "decoder_step", key_for_value(f"{D1}.cross_attention"), f"{D1}.cross_attention/"),
     ("stale cache", "decoder_step", stale_cache(f"{D0}.self_attention"), f"{D0}.self_attention/"),
@@ -600,7 +599,6 @@ STEPS: list[tuple[str, str, Change, str]] = [
 
 STANDARD_STEPS: list[tuple[str, str, Change, str]] = [
     ("other tokens", "decoder_step", other_ids, "planted/best.ids"),
-    ("other tokens", "decoder_step.lengths", other_ids, "planted/best.ids"),
     ("other tokens", "decoder_step_attention", other_ids, "planted/best.ids"),
     ("mask dropped", "decoder_step_attention", attention_without("Where"), "Concat_1"),
     ("other rows", "select_rows", other_rows, "Gather_1"),
@@ -932,7 +930,7 @@ def test_rows_that_no_case_reads_are_not_taken_from_elsewhere(
 @pytest.mark.parametrize(
     "name",
     [
-        *("encoder", "decoder_step", "decoder_step.lengths", "decoder_step.ort", "beam_step.ort"),
+        *("encoder", "decoder_step", "decoder_step.ort", "beam_step.ort"),
         *("encoder.ort-cuda", "decoder_step.ort-cuda", "beam_step.ort-cuda"),
     ],
 )

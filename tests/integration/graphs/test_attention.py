@@ -59,7 +59,7 @@ def test_graphs_that_tell_attention_are_steps_with_one_more_output() -> None:
     config = tiny_config(d_model=8, n_heads=1)
     for dialect, roles in (
         ("onnx24", ["decoder_step_attention"]),
-        ("onnx24-lengths", []),
+        ("ort-cuda", []),
         ("ort", ["decoder_step_attention", "beam_step_attention"]),
     ):
         plain = {graph.role: graph for graph in graph_contract.graphs_of(config, "float32", dialect)}  # type: ignore[arg-type]

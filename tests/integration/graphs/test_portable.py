@@ -1,4 +1,4 @@
-"""The graphs of the standard dialects compute what PyTorch computes, and name what computes shapes as such."""
+"""The graphs of the dialect `onnx24` compute what PyTorch computes, and name what computes shapes as such."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def largest_error(model: Model, folder: Path, precision: Precision = "float32") 
     """Of the standard graphs of a precision, as a part of what rounding explains."""
     for each in dict.fromkeys(("float32", precision)):
         write_weights(in_precision(model, each), each, folder)
-    graphs = [graph for graph in write_graphs(model.config, precision, folder) if graph.dialect.startswith("onnx24")]
-    assert {graph.dialect for graph in graphs} == {"onnx24", "onnx24-lengths"}
+    graphs = [graph for graph in write_graphs(model.config, precision, folder) if graph.dialect == "onnx24"]
+    assert graphs
     return self_check(model, graphs, folder)
 
 
@@ -63,26 +63,7 @@ def test_a_classifier(load: Callable[..., Checkpoint], tmp_path: Path, precision
     assert 0 < largest_error(model, tmp_path, precision) < 1
 
 
-# --- what attention is told
-
-
-@sizes_of_all_kinds
-@pytest.mark.parametrize("precision", ["float32", "float16"])
-@both_sides
-def test_both_dialects_compute_the_same(half_bundle: Path, role: Any, precision: Any, sizes: dict[str, int]) -> None:
-    bundle = open_bundle(half_bundle)
-    spec = spec_of(bundle.config, role, precision)
-    given = random_inputs(spec, bundle.config, sizes, np.random.default_rng(sizes["rows"]))
-    if precision == "float16":
-        given = {
-            name: array.astype(np.float16) if array.dtype == np.float32 else array for name, array in given.items()
-        }
-    paths = [bundle.graph(role, precision, dialect) for dialect in ("onnx24", "onnx24-lengths")]
-    masked, told = (run(path, given) for path in paths)
-    assert len(masked) == len(told) == len(spec.outputs)
-    for tensor, one, other in zip(spec.outputs, masked, told, strict=True):
-        if tensor.name != "best.ids":  # equal logits may stand in any order
-            np.testing.assert_allclose(one, other, atol=1e-5 if precision == "float32" else 1e-2, err_msg=tensor.name)
+# --- the mask
 
 
 def spec_of(config: ModelConfig, role: str, precision: Precision = "float32") -> GraphSpec:
@@ -91,11 +72,8 @@ def spec_of(config: ModelConfig, role: str, precision: Precision = "float32") ->
 
 
 @sizes_of_all_kinds
-@pytest.mark.parametrize("dialect", ["onnx24", "onnx24-lengths"])
 @both_sides
-def test_what_lies_behind_the_length_changes_nothing(
-    tiny_bundle: Path, role: Any, dialect: Any, sizes: dict[str, int]
-) -> None:
+def test_what_lies_behind_the_length_changes_nothing(tiny_bundle: Path, role: Any, sizes: dict[str, int]) -> None:
     bundle = open_bundle(tiny_bundle)
     random = np.random.default_rng(5)
     given = random_inputs(spec_of(bundle.config, role), bundle.config, sizes, random)
@@ -110,7 +88,7 @@ def test_what_lies_behind_the_length_changes_nothing(
         if name.startswith("past."):
             for row, position in enumerate(given["position"]):
                 other[name][row, :, position:] = 77.0
-    path = bundle.graph(role, "float32", dialect)
+    path = bundle.graph(role, "float32")
     before, after = run(path, given), run(path, other)
     if role == "decoder_step":
         np.testing.assert_array_equal(before[0], after[0])
@@ -120,18 +98,6 @@ def test_what_lies_behind_the_length_changes_nothing(
             np.testing.assert_array_equal(one[row, :, :length], another[row, :, :length])
 
 
-@pytest.mark.parametrize("precision", ["", ".fp16", ".bf16"])
-@both_sides
-def test_all_attentions_are_told_lengths(half_bundle: Path, role: str, precision: str) -> None:
-    graph = onnx.load(half_bundle / f"{role}{precision}.lengths.onnx", load_external_data=False).graph
-    told = [list(node.input)[3:] for node in graph.node if node.op_type == "Attention"]
-    assert len(told) == 2
-    assert all(names[:3] == ["", "", ""] for names in told)
-    assert told[-1][3] == "src_len"  # of the encoder, or of the cross-attention
-    assert (told[0][3] == "src_len") == (role == "encoder")
-    assert not {"Less", "Expand", "Range"} & {node.op_type for node in graph.node}
-
-
 # --- arithmetic on shapes
 
 
@@ -139,13 +105,12 @@ def is_shape(name: str) -> bool:
     return name.startswith(contract.SHAPE_NODE)
 
 
-@pytest.mark.parametrize("dialect", ["onnx24", "onnx24-lengths"])
 @both_sides
-def test_shape_nodes_depend_on_shapes_alone(half_bundle: Path, tmp_path: Path, role: Any, dialect: Any) -> None:
+def test_shape_nodes_depend_on_shapes_alone(half_bundle: Path, tmp_path: Path, role: Any) -> None:
     """Their values are the same whatever numbers the inputs hold, and they are integers."""
     bundle = open_bundle(half_bundle)
     spec = spec_of(bundle.config, role)
-    model = onnx.load(bundle.graph(role, "float32", dialect))
+    model = onnx.load(bundle.graph(role, "float32"))
     outputs = [name for node in model.graph.node if is_shape(node.name) for name in node.output]
     assert outputs
     for name in outputs:
@@ -160,7 +125,7 @@ def test_shape_nodes_depend_on_shapes_alone(half_bundle: Path, tmp_path: Path, r
         assert all(np.array_equal(one, other) for other in others)
 
 
-@pytest.mark.parametrize("role", ["encoder", "decoder_step", "select_rows", "encoder.fp16", "decoder_step.lengths"])
+@pytest.mark.parametrize("role", ["encoder", "decoder_step", "select_rows", "encoder.fp16"])
 def test_no_node_that_computes_is_a_shape_node(half_bundle: Path, role: str) -> None:
     graph = onnx.load(half_bundle / f"{role}.onnx", load_external_data=False).graph
     weights = {tensor.name for tensor in graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL}
@@ -182,11 +147,10 @@ def test_nodes_are_named_by_modules_of_the_model(tmp_path: Path, role: str) -> N
     model = random_model(CONFIG.replace(position_offset=1, final_norm=True, embedding_scale=2.0))
     largest_error(model, tmp_path)
     modules = {name for name, _ in model.named_modules()}
-    for dialect in ("", ".lengths"):
-        graph = onnx.load(tmp_path / f"{role}{dialect}.onnx", load_external_data=False).graph
-        names = [node.name for node in graph.node]
-        assert len(set(names)) == len(names)
-        assert {name.rpartition("/")[0] for name in names} <= modules | {"shape", "mask", "output"}
+    graph = onnx.load(tmp_path / f"{role}.onnx", load_external_data=False).graph
+    names = [node.name for node in graph.node]
+    assert len(set(names)) == len(names)
+    assert {name.rpartition("/")[0] for name in names} <= modules | {"shape", "mask", "output"}
 
 
 @pytest.mark.thorough

@@ -176,12 +176,12 @@ def test_half_precision(
     assert config(written, "translate").parameters["precision"].string_value == "float16"
 
 
-def test_a_gpu_gets_the_graphs_of_its_runtime(
+def test_a_gpu_gets_the_portable_graphs(
     bundle: Bundle, tmp_path: Path, config: Callable[[Path, str], Any], protocol: ModuleType
 ) -> None:
     written = write_repository(bundle, tmp_path / "models", runtime="ort-cuda").directory
     for model in ("encoder", "decoder_step"):
-        graph = bundle.graph(model, dialect="onnx24-lengths")  # type: ignore[arg-type]
+        graph = bundle.graph(model)  # type: ignore[arg-type]
         assert (written / model / "1/model.onnx").read_bytes() == graph.read_bytes()
         require_same_tensors(config(written, model), session(written, model), protocol)
     groups = [config(written, model).instance_group[0] for model in ("encoder", "decoder_step", "translate")]

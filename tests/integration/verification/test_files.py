@@ -308,9 +308,7 @@ def test_graphs_that_change_places_in_the_manifest_are_told(clean: Bundle) -> No
     assert {mismatch.file for mismatch in found} == {"manifest.json"}
 
 
-@pytest.mark.parametrize(
-    "changes", [{"precision": "int8"}, {"dialect": "onnx24-lengths"}, {"role": "encoder_classifier"}]
-)
+@pytest.mark.parametrize("changes", [{"precision": "int8"}, {"dialect": "ort-cuda"}, {"role": "encoder_classifier"}])
 def test_a_graph_that_is_called_another_one_is_told(clean: Bundle, changes: dict[str, Any]) -> None:
     graphs = tuple(replace(g, **changes) if g.file == "select_rows.onnx" else g for g in clean.graphs)
     found = manifest_mismatches(replace(clean, graphs=graphs))
@@ -334,7 +332,7 @@ def test_a_bundle_without_optional_graphs_has_no_mismatch(clean: Bundle) -> None
 
 @pytest.mark.parametrize(
     ("runtime", "precision", "dialect"),
-    [("ort-cpu", "float32", "onnx24"), ("tensorrt", "float16", "onnx24-lengths"), ("ort-cuda", "bfloat16", "onnx24")],
+    [("ort-cpu", "float32", "onnx24"), ("tensorrt", "float16", "ort-cuda"), ("ort-cuda", "bfloat16", "onnx24")],
 )
 def test_a_runtime_that_is_given_other_graphs_is_told(
     clean: Bundle, runtime: str, precision: str, dialect: Any
@@ -424,7 +422,7 @@ def test_a_side_that_only_one_of_them_has_is_told(tiny_bundle: Path, tiny_checkp
 def test_parity_fails_for_each_of_them(own_bundle: Path, tiny_checkpoint: TinyCheckpoint) -> None:
     path = own_bundle / "manifest.json"
     manifest = json.loads(path.read_text())
-    manifest["runtimes"]["tensorrt"]["float32"] = "onnx24-lengths"
+    manifest["runtimes"]["tensorrt"]["float32"] = "ort-cuda"
     path.write_text(json.dumps(manifest))
     comparison = check(own_bundle, None, ["ort-cpu"], max_length=4, say=lambda _: None)
     assert all(report.passed for report in comparison.reports)

@@ -17,7 +17,6 @@ def test_the_catalogue_is_whole() -> None:
         "ort",
         "ort-cuda",
         "onnx24",
-        "onnx24-lengths",
         "weights",
         "text",
         "manifest",

@@ -12,22 +12,20 @@ from tfexport.bundle.reader import Bundle, Origin
 from tfexport.runtimes.cuda_provider import computes_in_tf32, settings
 
 
-def bundle(dialect: Any, **in_float32: tuple[str, ...]) -> Bundle:
-    dialects = {"ort-cuda": dict.fromkeys(("float32", "float16", "bfloat16"), dialect)}
+def bundle(**in_float32: tuple[str, ...]) -> Bundle:
     origin = Origin("", "native", {})
-    return Bundle(Path("bundle"), tiny_config(), origin, (), (), dialects, {}, {}, in_float32)  # type: ignore[arg-type]
+    return Bundle(Path("bundle"), tiny_config(), origin, (), (), {}, {}, {}, in_float32)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("precision", "wanted"), [("float32", False), ("float16", True), ("bfloat16", True)])
 def test_tf32_is_for_half_precision(precision: Any, wanted: bool) -> None:
-    assert computes_in_tf32(bundle("ort-cuda"), precision) == wanted
+    assert computes_in_tf32(bundle(), precision) == wanted
 
 
-def test_tf32_is_off_where_modules_or_weights_are_float32() -> None:
-    kept = bundle("ort-cuda", float16=("decoder.norm",))
+def test_tf32_is_off_where_modules_are_float32() -> None:
+    kept = bundle(float16=("decoder.norm",))
     assert not computes_in_tf32(kept, "float16")
     assert computes_in_tf32(kept, "bfloat16")
-    assert not computes_in_tf32(bundle("onnx24-lengths"), "float16")
 
 
 def test_settings_are_text() -> None:
