@@ -1,10 +1,10 @@
-"""Decodes on several CPUs, and checks that a bundle gives the same tokens on all of them and is certified on each.
+"""Decodes on several CPUs, and checks that a bundle gives the same tokens with kernels and is certified on each.
 
     python -m fuzz.models.cpus BUNDLE TEXT --precision int8
 
 Other CPUs are emulated. This needs `qemu-x86_64` (Debian's package qemu-user), and about an hour for 200 lines. Each CPU
 decodes greedily and with a beam of 4, and runs `tfexport parity` on a copy of the bundle, with the kernels and without them.
-All runs have to write the same bytes.
+All runs with the kernels have to write the same bytes. In int8, a few lines of the others may differ.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     for search, lines in found.items()
                 }
                 passed = certified(cpu, kernels, options.bundle, few, options.precision, Path(name))
-                problems += not passed or any(differ.values())
+                problems += not passed or (kernels and any(differ.values()))
                 told = ", ".join(
                     f"{search}: {count} of {len(wanted[search])} lines differ" for search, count in differ.items()
                 )

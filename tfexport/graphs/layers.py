@@ -15,7 +15,6 @@ import onnx_ir as ir
 
 from tfexport.config import Side
 from tfexport.contract import Precision
-from tfexport.graphs import ordered_sums
 from tfexport.graphs.emitter import Emitter, Value
 
 Sublayer = Callable[[str, Value], Value]
@@ -238,8 +237,9 @@ def add_and_norm(emitter: Emitter, layer: str, path: str, states: Value, branch:
     with emitter.module(path):
         inputs = (states, branch, *_norm_weights(emitter, path))
         attributes = {"epsilon": float(emitter.config.norm_eps_of(path))}
-        body = ordered_sums.or_plain(emitter, ordered_sums.residual_norm, _residual_norm)
-        total, normed = emitter.call("ResidualNorm", *inputs, body=body, outputs=("", ""), attributes=attributes)
+        total, normed = emitter.call(
+            "ResidualNorm", *inputs, body=_residual_norm, outputs=("", ""), attributes=attributes
+        )
     return total, normed
 
 

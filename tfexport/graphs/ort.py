@@ -20,7 +20,7 @@ from tfexport import contract
 from tfexport.config import ModelConfig
 from tfexport.contract import is_screened
 from tfexport.dialects import calls_attention_functions
-from tfexport.graphs import layers, ordered_sums
+from tfexport.graphs import layers
 from tfexport.graphs.emitter import CONTRIB, Emitter, Linear, Value
 from tfexport.graphs.linear_float32 import float32_linear, matmul_linear
 from tfexport.graphs.linear_quantized import int4_linear, int8_linear, unsigned_columns
@@ -70,8 +70,7 @@ def _encoder(emitter: Emitter) -> None:
         with emitter.module(f"{path}.self_attention"):
             if calls_attention_functions(config, emitter.graph.role):
                 rows = [parts[0], *(emitter.node("Reshape", part, heads) for part in parts[1:])]
-                body = ordered_sums.or_plain(emitter, ordered_sums.source_attention, _source_attention)
-                (mixed,) = emitter.call("SourceAttention", *rows, length, body=body, outputs=("",))
+                (mixed,) = emitter.call("SourceAttention", *rows, length, body=_source_attention, outputs=("",))
             else:
                 query, key, value = (_three_axes(emitter, part, grid) for part in parts)
                 mixed = _attention(emitter, config.encoder_heads, query, key, value, length=length, bias=bias)
@@ -119,10 +118,8 @@ def _step(emitter: Emitter, output: Projection) -> None:
         query = emitter.project(f"{path}.cross_attention.query", inner)
         with emitter.module(f"{path}.cross_attention"):
             key, value = (inputs[f"cross.{layer}.{part}"] for part in ("key", "value"))
-            body = ordered_sums.or_plain(emitter, ordered_sums.cross_attention, _cross_attention)
-            (mixed,) = _call_attention(
-                emitter, "CrossAttention", query, key, value, inputs["src_len"], body=body, outputs=("",)
-            )
+            rows = (query, key, value, inputs["src_len"])
+            (mixed,) = _call_attention(emitter, "CrossAttention", *rows, body=_cross_attention, outputs=("",))
         if emitter.graph.tells_attention:
             grid = _shape(emitter, emitter.shape_of(key, 0, 1), -1, config.d_attention)
             weights.append(
@@ -278,11 +275,9 @@ def _self_attention(emitter: Emitter, layer: int, query_key_value: Value) -> Val
     inputs = emitter.inputs
     body: Callable[..., Sequence[Value]]
     if emitter.graph.step == "decoder_step":
-        name, more = "GreedyAttention", ("position", "total")
-        body = ordered_sums.or_plain(emitter, ordered_sums.greedy_attention, _greedy_attention)
+        name, more, body = "GreedyAttention", ("position", "total"), _greedy_attention
     else:
-        name, more = "BeamAttention", ("slot", "mask")
-        body = ordered_sums.or_plain(emitter, ordered_sums.beam_attention, _beam_attention)
+        name, more, body = "BeamAttention", ("slot", "mask"), _beam_attention
     mixed, *_ = _call_attention(
         emitter,
         name,

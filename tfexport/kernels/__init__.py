@@ -5,8 +5,6 @@ The graphs of the dialect `ort` call functions of the domain `tfexport`, each de
     decoder.layers.0.self_attention ── tfexport.BeamAttention ──> its kernel, if this library is registered
                                                              └──> Split, Reshape, .., MultiHeadAttention, if it is not
 
-In int8 graphs the definition of attention and norms has the bits of the kernel (see `graphs/ordered_sums.py`).
-
 So a bundle runs wherever ONNX Runtime does. It runs faster if this package was installed on a machine with a C++ compiler
 (GCC 12 or newer, or Clang). TFEXPORT_KERNELS=0 in the environment disables the kernels. Kernels for matrix products need a
 CPU with AVX-512 and VNNI. `status` returns whether this process can use the kernels, with the reason if it cannot.
@@ -139,7 +137,7 @@ def note_if_missing() -> None:
     _noted = True
     logging.getLogger(__name__).warning(
         "note: decoding without tfexport's kernels, as %s. This is slower, and a few outputs may differ from those "
-        "with kernels: in int4, and in int8 for some models. %s",
+        "with kernels, in int8 and int4. %s",
         *(current.reason, current.remedy),
     )
 
