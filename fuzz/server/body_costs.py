@@ -72,7 +72,6 @@ class Case:
     make: Callable[[], bytes]
     """Makes the body: all bodies together have 18 GB."""
     kind: str = "application/json"
-    headers: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass
@@ -143,10 +142,6 @@ SMALL: dict[str, dict[str, Any]] = {
     "classify": {"text": "w4", "model": NAMES[1]},
     "libre": {"q": "w4", "source": "de", "target": "en"},
     "detect": {"q": "w4"},
-    "infer": {
-        "inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["w4"]}],
-        "outputs": [{"name": "SCORE"}],
-    },
 }
 """Requests that are answered, by the names of their schemas."""
 
@@ -173,9 +168,7 @@ def _placed(small: Any, place: Sequence[str], make: Callable[[], str]) -> bytes:
 
 def disguised(case: Case, chooser: random.Random) -> Case:
     """A case as it is, or so that checks may take it for something else."""
-    disguise = chooser.choice(("", "", "tensors", "form", "text", "utf-16"))
-    if disguise == "tensors":
-        return replace(case, headers=(("Inference-Header-Content-Length", "0"),))
+    disguise = chooser.choice(("", "", "form", "text", "utf-16"))
     if disguise == "utf-16":
         return replace(case, make=lambda: case.make()[: SIZE // 2].decode("utf-8", "replace").encode("utf-16-le"))
     kinds = {"form": "application/x-www-form-urlencoded+json", "text": "text/plain"}
@@ -233,7 +226,7 @@ def run_together(server: Running, monitor: Monitor, several: Sequence[Case]) -> 
     def send(case: Case, body: bytes) -> Costs:
         began = time.monotonic()
         try:
-            address, headers = server.url + case.path, {"Content-Type": case.kind, **dict(case.headers)}
+            address, headers = server.url + case.path, {"Content-Type": case.kind}
             status = httpx.post(address, content=body, headers=headers, timeout=120).status_code
         except httpx.HTTPError as error:
             return Costs(case, 0, time.monotonic() - began, problems=[repr(error)])

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import httpx
-import numpy as np
 
 import tfexport
 from makers.scheduling import ATTENTION, OPTIONS
@@ -44,7 +43,7 @@ class Asked:
     """A request."""
 
     protocol: str
-    """translate, stream, libre or tensors."""
+    """translate, stream or libre."""
     texts: tuple[str, ...]
     options: dict[str, Any]
     prefix: str | None
@@ -90,7 +89,7 @@ def _words(bundle: Bundle, side: Literal["source", "target"]) -> list[str]:
 def _draw(drawn: random.Random, words: list[str], outputs: list[str], *, attention: bool) -> Asked:
     count = 1 if drawn.random() < 0.7 else drawn.randint(2, 6)
     texts = tuple(" ".join(drawn.choices(words, k=drawn.randint(1, 14))) for _ in range(count))
-    protocol = drawn.choices(["translate", "stream", "libre", "tensors"], [6, 2, 1, 1])[0]
+    protocol = drawn.choices(["translate", "stream", "libre"], [6, 2, 1])[0]
     leaves = drawn.random() * 0.1 if drawn.random() < 0.1 else None
     if protocol == "libre":
         nbest = drawn.choice([1, 1, 2, 4])
@@ -99,13 +98,9 @@ def _draw(drawn: random.Random, words: list[str], outputs: list[str], *, attenti
     search = SearchOptions.of(options)
     if protocol == "stream" and (search.samples > 1 or search.alternatives > 0):
         protocol = "translate"
-    if protocol == "tensors" and options.get("scores") is False:
-        options.pop("scores")
     if drawn.random() < 0.1:
         texts = (*texts, "")[-1:] if protocol == "stream" else (*texts, "")
     prefix = " ".join(drawn.choices(outputs, k=drawn.randint(1, 2))) if drawn.random() < 0.15 else None
-    if protocol == "tensors":
-        prefix = None
     return Asked(protocol, texts[:1] if protocol == "stream" else texts, options, prefix, leaves)
 
 
@@ -148,9 +143,6 @@ async def _send(client: httpx.AsyncClient, asked: Asked) -> tuple[int, Any]:
     if asked.protocol == "libre":
         fields = {"q": "\n".join(asked.texts), "source": "de", "target": "en"}
         answer = await client.post("/translate", json={**fields, "alternatives": asked.options.get("nbest", 1) - 1})
-    elif asked.protocol == "tensors":
-        inputs = [{"name": "TEXT", "shape": [len(asked.texts)], "datatype": "BYTES", "data": list(asked.texts)}]
-        answer = await client.post(f"/v2/models/{NAME}/infer", json={"inputs": inputs, "parameters": asked.options})
     elif asked.protocol == "stream":
         body = {"text": several, "prefix": asked.prefix, "stream": True, **asked.options}
         async with client.stream("POST", "/v1/translate", json=body) as stream:
@@ -171,17 +163,10 @@ def _difference(model: tfexport.Model, asked: Asked, status: int, answer: Any) -
         return _unlike(answer["results"], wanted)
     if asked.protocol == "stream":
         return _stream_difference(answer, wanted[0])
-    if asked.protocol == "libre":
-        ranks = asked.options.get("nbest", 1)
-        texts = ["\n".join(one.hypotheses[rank].text for one in alone) for rank in range(ranks)]
-        first, *others = dict.fromkeys(texts)
-        return _unlike([answer["translatedText"], answer.get("alternatives", [])], [first, others])
-    tensors = {one["name"]: one["data"] for one in answer["outputs"]}
-    several = max(asked.options.get("nbest", 1), asked.options.get("samples", 0), asked.options.get("alternatives", 0))
-    outputs = [one.hypotheses[rank] if rank < len(one.hypotheses) else None for one in alone for rank in range(several)]
-    told = [one.text if one else "" for one in outputs]
-    scores = [float(np.float32(one.score)) if one else 0.0 for one in outputs]
-    return _unlike([tensors["TRANSLATION"], tensors["SCORE"]], [told, scores])
+    ranks = asked.options.get("nbest", 1)
+    texts = ["\n".join(one.hypotheses[rank].text for one in alone) for rank in range(ranks)]
+    first, *others = dict.fromkeys(texts)
+    return _unlike([answer["translatedText"], answer.get("alternatives", [])], [first, others])
 
 
 def _stream_difference(lines: list[str], wanted: Any) -> str | None:

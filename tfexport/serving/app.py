@@ -13,8 +13,6 @@ from tfexport.serving.health import health_router
 from tfexport.serving.http.openapi import describe_bodies
 from tfexport.serving.libretranslate.routes import libretranslate_router
 from tfexport.serving.libretranslate.schemas import DetectRequest, LibreRequest
-from tfexport.serving.open_inference.routes import inference_router
-from tfexport.serving.open_inference.schemas import InferRequest
 from tfexport.serving.operations import operate
 from tfexport.serving.options import ServerOptions
 from tfexport.serving.page.routes import add_page
@@ -47,8 +45,7 @@ def create_app(catalog: Catalog, options: ServerOptions | None = None, state: St
     app.include_router(score_router(catalog))
     app.include_router(classify_router(catalog))
     app.include_router(libretranslate_router(catalog, needs_key=options.keys is not None))
-    app.include_router(inference_router(catalog, state))
-    describe_bodies(app, (LibreRequest, DetectRequest, InferRequest))
+    describe_bodies(app, (LibreRequest, DetectRequest))
     if options.page:
         add_page(app)
     operate(app, catalog, options, state)  # last: it surrounds all routes

@@ -30,7 +30,7 @@ def test_every_reference_leads_somewhere(described: Any) -> None:
     schemas = described["components"]["schemas"]
     named = set(re.findall(r"#/components/schemas/(\w+)", str(described)))
     assert named <= schemas.keys()
-    assert {"LibreRequest", "InferRequest", "TranslateRequest"} <= named
+    assert {"LibreRequest", "TranslateRequest"} <= named
     assert "HTTPValidationError" not in named
 
 
@@ -43,7 +43,7 @@ def test_every_option_of_a_search_is_a_field(described: Any) -> None:
 def test_operations_have_names_of_their_own(described: Any) -> None:
     names = [one["operationId"] for path in described["paths"].values() for one in path.values()]
     assert len(names) == len({*names})
-    assert {"translate", "libre_translate", "score", "classify", "model_infer"} <= {*names}
+    assert {"translate", "libre_translate", "score", "classify"} <= {*names}
 
 
 def test_errors_are_described_everywhere(described: Any) -> None:

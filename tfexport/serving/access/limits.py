@@ -215,7 +215,7 @@ class Limits:
 
     async def _key_of_body(self, scope: Scope, body: bytes, *, needs_key: bool) -> str | None:
         """Check the values of a body, and return the name of the key in it if `needs_key`."""
-        await check_values(scope, body)
+        await check_values(body)
         if not needs_key or self._keys is None:
             return None
         return self._keys.name_of(await key_in_body(scope, body))

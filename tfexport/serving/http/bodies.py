@@ -7,7 +7,6 @@ import json
 import re
 from contextlib import suppress
 
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -17,8 +16,6 @@ DISCARDED = 4
 """A body that is too large is read up to this multiple of the limit, because many clients do not read while they send."""
 
 CLOSE = {"Connection": "close"}
-TENSORS = "/v2/"
-"""The addresses where binary tensors may follow the JSON."""
 MOST_VALUES = 2**18
 """The largest number of values in a JSON body. A small value takes many times its size in memory."""
 COUNTED = 2**14
@@ -65,24 +62,21 @@ async def read_body(scope: Scope, receive: Receive, *, most: int, seconds: float
     return b"".join(parts)
 
 
-async def check_values(scope: Scope, body: bytes) -> None:
+async def check_values(body: bytes) -> None:
     """Raise HTTPException if a body may be JSON that takes far more memory and time than its size.
 
-    The values are counted before anything is parsed, whatever the content type says. So no header turns this off.
+    The values are counted before anything is parsed, whatever the headers say.
 
     Raises:
         HTTPException: too many values (413), or JSON in another encoding than UTF-8 (400), in which nothing can be counted.
     """
-    length = Headers(scope=scope).get("inference-header-content-length", "")
-    has_tensors = scope["path"].startswith(TENSORS) and length.isdecimal() and len(length) < 20
-    text = body[: int(length)] if has_tensors else body  # binary tensors follow the JSON
-    if json.detect_encoding(text) not in ("utf-8", "utf-8-sig"):
+    if json.detect_encoding(body) not in ("utf-8", "utf-8-sig"):
         raise HTTPException(400, "the body is not UTF-8. Send UTF-8 (RFC 8259, 8.1).", CLOSE)
-    at_most = sum(map(text.count, (b",", b"[", b"{", b":")))  # with those in strings
+    at_most = sum(map(body.count, (b",", b"[", b"{", b":")))  # with those in strings
     if at_most <= MOST_VALUES:
         return
     # Other threads run between the steps of a loop, and not within `itertools`.
-    for marks, _ in enumerate(_MARK.finditer(text)):
+    for marks, _ in enumerate(_MARK.finditer(body)):
         if marks % COUNTED == 0:
             await asyncio.sleep(0)  # other requests of this loop
         if marks >= 2 * MOST_VALUES:
