@@ -41,7 +41,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Speed of bundles on this CPU, beside the alternatives.")
     parser.add_argument("bundles", type=Path, nargs="*", metavar="BUNDLE", help="none: draw what is in the results")
     parser.add_argument("--input", type=Path, default=SENTENCES, help="a sentence a line, for models that read text")
-    parser.add_argument("--beside", default=",".join(BESIDE), help=f"of {', '.join(BESIDE)}, torch-compiled")
+    parser.add_argument("--beside", default=",".join(BESIDE), help=f"of {', '.join(BESIDE)}")
     parser.add_argument("--optimum-python", type=Path, help="the interpreter with Optimum")
     parser.add_argument("--precision", default="fp32,int8")
     parser.add_argument("--threads", default="1,2")
@@ -65,7 +65,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.quick:
         options.threads, options.batch_size, options.beam, options.tokens, options.rounds = "1", "1,8", "1", 8, 2
     names = options.beside.split(",") if options.beside else []
-    unknown = sorted({*names} - {*BESIDE, "torch-compiled"})
+    unknown = sorted({*names} - {*BESIDE})
     if unknown:
         parser.error(f"there is nothing to measure beside that is called {unknown[0]}")
     options.beside = names

@@ -12,13 +12,12 @@ from tfexport.contract import short_name
 
 Cell = Mapping[str, Any]
 
-PEERS = ("ctranslate2", "optimum", "hugging-face", "torch", "torch-compiled")
+PEERS = ("ctranslate2", "optimum", "hugging-face", "torch")
 STYLES = {
     "ctranslate2": ("#d55e00", "o"),
     "optimum": ("#0072b2", "s"),
     "hugging-face": ("#009e73", "^"),
     "torch": ("#999999", "D"),
-    "torch-compiled": ("#cc79a7", "v"),
 }
 """Colours that are told apart with colour blindness too, and markers that are without colours."""
 

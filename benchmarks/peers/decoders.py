@@ -143,11 +143,11 @@ def load_peer(name: str, device: str, bundle: Bundle, precision: Precision, thre
         return _hugging_face(device, bundle, precision)
     if name == "ctranslate2":
         return _ctranslate2(device, bundle, precision)
-    if name.endswith("-compiled"):
-        from tfexport.runtimes.pytorch import TorchRuntime
+    if name == "torch-cuda" or name.endswith("-compiled"):
+        from benchmarks.gpu.pytorch_in_place import InPlaceRuntime
 
-        compiled = TorchRuntime.from_bundle(bundle, device=device, precision=precision, threads=threads, compiled=True)
-        return RuntimePeer(name, compiled)
+        options: dict[str, Any] = {"precision": precision, "threads": threads, "compiled": name.endswith("-compiled")}
+        return RuntimePeer(name, InPlaceRuntime.from_bundle(bundle, device=device, **options))
     return RuntimePeer(name, load_runtime(name, bundle, precision=precision, threads=threads))
 
 

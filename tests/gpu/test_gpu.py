@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.gpu.pytorch_in_place import InPlaceRuntime
 from makers.paths import ROOT
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.commands.demo import embedded_checkpoint
@@ -102,7 +103,7 @@ def sources(bundle: Bundle) -> list[list[int]]:
 
 def load(name: str, bundle: Bundle, precision: Precision) -> Runtime:
     if name == "torch-cuda-compiled":
-        return TorchRuntime.from_bundle(bundle, device="cuda", precision=precision, compiled=True)
+        return InPlaceRuntime.from_bundle(bundle, device="cuda", precision=precision, compiled=True)
     return load_runtime(name, bundle, precision=precision)
 
 

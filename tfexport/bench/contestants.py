@@ -20,12 +20,12 @@ from tfexport.errors import TfexportError
 
 OWN = "ort-cpu"
 """The contestant that the others are compared with."""
-PROFILED = (OWN, "torch", "torch-compiled")
+PROFILED = (OWN, "torch")
 """Runtimes of tfexport, whose time is measured part by part."""
 FOLDERS = ("ctranslate2", "hugging-face", "optimum")
 """Contestants with a folder in their own format, as in --beside ctranslate2=FOLDER."""
 PATIENCE = 1800.0
-"""Seconds after which a process without an answer is ended. Compiled PyTorch takes minutes for a new size."""
+"""Seconds after which a process without an answer is ended."""
 
 
 class Failed(TfexportError):

@@ -59,13 +59,6 @@ def load(contestant: str, path: Path, precision: Precision, workers: int, thread
     from tfexport.runtimes import load_runtime
 
     bundle = open_bundle(path)
-    if contestant == "torch-compiled":
-        from tfexport.runtimes.pytorch import TorchRuntime
-
-        _not_quantized("PyTorch", precision)
-        return RuntimePeer(
-            TorchRuntime.from_bundle(bundle, precision=precision, threads=threads, compiled=True), workers
-        )
     if contestant == "torch":
         _not_quantized("PyTorch", precision)
     return RuntimePeer(load_runtime(contestant, bundle, precision=precision, threads=threads), workers)

@@ -39,7 +39,7 @@ def bench(
         list[str] | None,
         typer.Option(
             metavar="NAME[=FOLDER]",
-            help="torch, torch-compiled, ctranslate2=FOLDER, hugging-face=FOLDER or optimum=FOLDER; may be repeated.",
+            help="torch, ctranslate2=FOLDER, hugging-face=FOLDER or optimum=FOLDER; may be repeated.",
         ),
     ] = None,
     python: Annotated[

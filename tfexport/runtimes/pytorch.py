@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,14 +16,13 @@ from torch import Tensor
 from tfexport.bundle.reader import MANIFEST, Bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
-from tfexport.errors import BundleError, RuntimeUnavailable
+from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.models.float64 import InFloat64, WithRandomRounding
 from tfexport.models.layers import KeyValue
 from tfexport.models.model import EncoderClassifier, build_model
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.base import BaseRuntime, Best, Capacity, FloatArray, IntArray, best_from_logits
-from tfexport.runtimes.pytorch_in_place import StaticDecoder, StaticState, full_memory_is_an_error
 
 CACHE_BLOCK = 32
 """The number of slots by which the cache grows. Its size does not change the result."""
@@ -71,11 +70,21 @@ class TorchState:
         return replace(self, past=[KeyValue(*(torch.nn.functional.pad(t, pad) for t in kv)) for kv in self.past])
 
 
+@contextmanager
+def full_memory_is_an_error() -> Iterator[None]:
+    """Raises TfexportError where the GPU has no memory left."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise TfexportError(
+            "the GPU's memory is full. Decode with a smaller --batch-size or --beam, or end other programs on it."
+        ) from error
+
+
 class TorchRuntime(BaseRuntime):
     """Runs a `Transformer` on its own device; the model is put into evaluation mode.
 
     Args:
-        static: decodes in fixed buffers; if None, decodes as the reference does.
         arithmetic: the context to compute in, such as float64; see `models/float64.py`.
     """
 
@@ -84,13 +93,10 @@ class TorchRuntime(BaseRuntime):
         model: Transformer,
         *,
         name: str = "torch",
-        static: StaticDecoder | None = None,
         arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext,
     ):
         self.name = name
-        self._model = model.eval()
-        self._static = static
-        self._arithmetic = arithmetic
+        self._model, self._arithmetic = model.eval(), arithmetic
 
     @classmethod
     def from_bundle(
@@ -100,13 +106,11 @@ class TorchRuntime(BaseRuntime):
         device: str = "cpu",
         precision: Precision = "float32",
         threads: int | None = None,
-        compiled: bool = False,
     ) -> TorchRuntime:
         """The canonical weights of a bundle in PyTorch: the parity reference by default.
 
         Args:
             device: `cpu` or `cuda`.
-            compiled: with `torch.compile`, for each of a few sizes, which takes seconds each.
 
         Raises:
             RuntimeUnavailable: there is no GPU that PyTorch can use.
@@ -124,9 +128,7 @@ class TorchRuntime(BaseRuntime):
         assert isinstance(model, Transformer)
         with full_memory_is_an_error():
             model = model.to(device).eval()
-        name = "torch" + ("-cuda" if device == "cuda" else "") + ("-compiled" if compiled else "")
-        in_place = device == "cuda" or compiled
-        return cls(model, name=name, static=StaticDecoder(model, compiled=compiled) if in_place else None)
+        return cls(model, name="torch-cuda" if device == "cuda" else "torch")
 
     @property
     def model(self) -> Transformer:
@@ -161,15 +163,9 @@ class TorchRuntime(BaseRuntime):
     def _tensor(self, array: IntArray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._model.encoder.tokens.weight.device)
 
-    def encode(
-        self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False
-    ) -> TorchState | StaticState:
-        if self._static and not attention:  # a static decoder has no buffers for it
-            return self._static.encode(src_ids, src_len, beam)
-        return self._encode(src_ids, src_len, beam, attention)
-
+    @full_memory_is_an_error()
     @torch.inference_mode()
-    def _encode(self, src_ids: IntArray, src_len: IntArray, beam: int, attention: bool) -> TorchState:
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> TorchState:
         length = self._tensor(src_len)
         with self._arithmetic():
             cross = self._model.encode(self._tensor(src_ids), length)
@@ -177,11 +173,9 @@ class TorchRuntime(BaseRuntime):
         cache, last_attention = self._model.empty_cache(rows, CACHE_BLOCK), torch.empty(0) if attention else None
         return TorchState(length, cross, cache, length.new_zeros(rows), last_attention)
 
-    def step(self, state: TorchState | StaticState, tokens: IntArray) -> tuple[FloatArray, TorchState | StaticState]:
-        return (state.step(tokens), state) if isinstance(state, StaticState) else self._step(state, tokens)
-
+    @full_memory_is_an_error()
     @torch.inference_mode()
-    def _step(self, state: TorchState, tokens: IntArray) -> tuple[FloatArray, TorchState]:
+    def step(self, state: TorchState, tokens: IntArray) -> tuple[FloatArray, TorchState]:
         if state.position.max() >= state.past[0].key.shape[2]:
             state = state.grown()
         inputs = (self._tensor(tokens), state.position, state.src_len, state.past, state.memory)
@@ -192,12 +186,8 @@ class TorchRuntime(BaseRuntime):
                 logits, past, last_attention = self._model.step_with_attention(*inputs)
         return _array(logits), replace(state, past=past, position=state.position + 1, last_attention=last_attention)
 
-    def best(
-        self, state: TorchState | StaticState, tokens: IntArray, count: int
-    ) -> tuple[Best, TorchState | StaticState]:
-        if isinstance(state, StaticState):
-            return state.best(tokens, count), state
-        logits, state = self._step(state, tokens)
+    def best(self, state: TorchState, tokens: IntArray, count: int) -> tuple[Best, TorchState]:
+        logits, state = self.step(state, tokens)
         return best_from_logits(logits, count), state
 
     @torch.inference_mode()

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu import agreement, runtimes, timing
+from benchmarks.gpu import agreement, pytorch_in_place, runtimes, timing
 from benchmarks.peers import converters, decoders, hugging_face
 from makers.ahead import ahead_runtime, on_host
 from makers.paths import ROOT
@@ -28,7 +28,6 @@ from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.config import ModelConfig
 from tfexport.errors import EngineError, RuntimeUnavailable, TfexportError
 from tfexport.models.transformer import Transformer
-from tfexport.runtimes import pytorch_in_place
 from tfexport.runtimes.base import FloatArray, IntArray
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.pytorch import TorchRuntime

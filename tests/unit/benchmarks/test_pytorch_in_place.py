@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.gpu import pytorch_in_place
+from benchmarks.gpu.pytorch_in_place import InPlaceRuntime, StaticDecoder
 from tests.support.fakes import tiny_config
 from tfexport.models.transformer import Transformer
-from tfexport.runtimes import pytorch_in_place
 from tfexport.runtimes.base import best_from_logits
 from tfexport.runtimes.pytorch import TorchRuntime
-from tfexport.runtimes.pytorch_in_place import StaticDecoder
 
 
 def test_a_small_vocabulary_is_ranked_whole() -> None:
     model = Transformer(tiny_config(src_vocab_size=9, tgt_vocab_size=9))
-    runtime = TorchRuntime(model, static=StaticDecoder(model, best_on_device=True))
+    runtime = InPlaceRuntime(model, StaticDecoder(model, best_on_device=True))
     batch = np.array([[4, 5]]), np.array([2])
     best, _ = runtime.best(runtime.encode(*batch), np.array([1]), 12)
     logits, _ = TorchRuntime(model).step(TorchRuntime(model).encode(*batch), np.array([1]))

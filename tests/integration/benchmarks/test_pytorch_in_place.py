@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.gpu import pytorch_in_place
+from benchmarks.gpu.pytorch_in_place import InPlaceRuntime, StaticDecoder, StaticState
 from makers.ort_bundles import CONFIG, random_model, random_sources
 from makers.tiny import BOS, MAX_LENGTH, PAD, SRC_VOCAB, TGT_VOCAB
 from tfexport.bundle.reader import open_bundle
 from tfexport.contract import BEST_TOKENS, Precision
-from tfexport.errors import RuntimeUnavailable, TfexportError
-from tfexport.runtimes import pytorch_in_place
+from tfexport.errors import TfexportError
 from tfexport.runtimes.base import best_from_logits
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.pytorch import TorchRuntime
-from tfexport.runtimes.pytorch_in_place import StaticDecoder, StaticState
 from tfexport.search.search import SearchOptions, pad, search
 
 RANDOM = np.random.default_rng(0)
@@ -30,7 +30,7 @@ SMALL_CACHES = Buckets((4, 8, MAX_LENGTH))
 SMALL_SHAPES = Buckets((4, 8, MAX_LENGTH), batch=(1, 2, 4, 8), src=(8, 16, MAX_LENGTH))
 """As for compiled code: with empty places among the rows and behind the sources."""
 
-Make = Callable[..., TorchRuntime]
+Make = Callable[..., InPlaceRuntime]
 
 
 @pytest.fixture
@@ -42,9 +42,9 @@ def reference(tiny_bundle: Path) -> TorchRuntime:
 def static(tiny_bundle: Path) -> Make:
     """Makes the runtime that a GPU has, on the CPU."""
 
-    def make(precision: Precision = "float32", **options: Any) -> TorchRuntime:
+    def make(precision: Precision = "float32", **options: Any) -> InPlaceRuntime:
         model = TorchRuntime.from_bundle(open_bundle(tiny_bundle), precision=precision)._model
-        return TorchRuntime(model, static=StaticDecoder(model, **options))
+        return InPlaceRuntime(model, StaticDecoder(model, **options))
 
     return make
 
@@ -94,7 +94,7 @@ def test_steps_to_the_full_length_equal_the_forward_without_a_cache(
 )
 def test_models_of_other_kinds_find_what_the_reference_finds(changes: dict[str, Any]) -> None:
     model = random_model(CONFIG.replace(max_target_length=MAX_LENGTH, **changes))
-    static = TorchRuntime(model, static=StaticDecoder(model, buckets=SMALL_SHAPES))
+    static = InPlaceRuntime(model, StaticDecoder(model, buckets=SMALL_SHAPES))
     for options in (SearchOptions(), SearchOptions(beam=4, nbest=4)):
         sources = random_sources(CONFIG, (7, 1, 20, 3, 12))
         wanted, found = (search(runtime, sources, options) for runtime in (TorchRuntime(model), static))
@@ -177,13 +177,12 @@ def test_compiled_code_meets_its_buffers_again(static: Make, reference: TorchRun
     wanted = [hypotheses[0].ids for hypotheses in search(reference, SOURCES, options)]
 
     def pooled() -> set[int]:
-        assert runtime._static
-        return {tensor.data_ptr() for _, tensors in runtime._static.pool._free for tensor in tensors}
+        return {tensor.data_ptr() for _, tensors in runtime.decoder.pool._free for tensor in tensors}
 
     search(runtime, SOURCES, options)
     known = pooled()
     assert known
-    for _, tensors in runtime._static.pool._free:  # type: ignore[union-attr]
+    for _, tensors in runtime.decoder.pool._free:
         for tensor in tensors:
             tensor.fill_(torch.nan if tensor.is_floating_point() else 3)
     assert [hypotheses[0].ids for hypotheses in search(runtime, SOURCES, options)] == wanted
@@ -215,12 +214,10 @@ def test_batches_on_their_way_share_no_buffers(static: Make, reference: TorchRun
 
 
 @pytest.mark.parametrize(("precision", "error"), [("float16", 0.02), ("bfloat16", 0.2)])
-@pytest.mark.parametrize("in_place", [False, True])
 def test_half_precision_is_near_the_reference(
-    static: Make, reference: TorchRuntime, tiny_bundle: Path, precision: Precision, error: float, in_place: bool
+    static: Make, reference: TorchRuntime, precision: Precision, error: float
 ) -> None:
-    bundle = open_bundle(tiny_bundle)
-    runtime = static(precision) if in_place else TorchRuntime.from_bundle(bundle, precision=precision)
+    runtime = static(precision)
     assert (runtime.precision, reference.precision) == (precision, "float32")
     src_ids, src_len = pad(SOURCES, PAD)
     targets = random_targets(len(SOURCES), 12)
@@ -250,8 +247,7 @@ def test_best_tokens_are_those_of_the_logits(static: Make, reference: TorchRunti
 
 def test_of_a_step_only_the_best_tokens_leave_the_device(static: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = static(best_on_device=True)
-    decoder = runtime._static
-    assert decoder
+    decoder = runtime.decoder
     state = runtime.encode(*pad(SOURCES[:2], PAD))
     left: list[tuple[int, ...]] = []
     to_host = decoder.to_host
@@ -296,66 +292,3 @@ def test_compiled_code_finds_the_same_tokens_and_writes_only_to_fixed_addresses(
         found, wanted = search(runtime, batch, options), search(reference, batch, options)
         assert [[h.ids for h in hypotheses] for hypotheses in found] == [[h.ids for h in hs] for hs in wanted]
     assert moving == [[]] * 5  # the encoder, and step and reorder with each of two caches
-
-
-@pytest.mark.parametrize(("compiled", "name", "in_place"), [(False, "torch", False), (True, "torch-compiled", True)])
-def test_only_the_compiled_runtime_leaves_the_plain_path_on_a_cpu(
-    tiny_bundle: Path, compiled: bool, name: str, in_place: bool
-) -> None:
-    runtime = TorchRuntime.from_bundle(open_bundle(tiny_bundle), compiled=compiled)
-    assert runtime.name == name
-    assert (runtime._static is not None) == in_place
-
-
-def test_states_of_the_reference_are_values(reference: TorchRuntime) -> None:
-    state = reference.encode(*pad(SOURCES[:2], PAD))
-    before = [tensor.clone() for cache in state.past for tensor in cache]
-    results = [reference.step(state, np.array([BOS, 5]))[0] for _ in range(2)]
-    assert np.array_equal(*results)
-    assert all(torch.equal(now, then) for now, then in zip((t for c in state.past for t in c), before, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("cuda", "raised", "message"),
-    [
-        (
-            None,
-            None,
-            r"is built without CUDA. Install one with CUDA as pytorch.org says, or decode with --runtime torch\.",
-        ),
-        (
-            "13.0",
-            "Found no NVIDIA driver.\nCheck it.",
-            r"cannot use .* here \(Found no NVIDIA driver\)\. Run on a machine",
-        ),
-    ],
-)
-def test_without_a_gpu_there_is_one_line_of_what_to_do(
-    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, cuda: str | None, raised: str | None, message: str
-) -> None:
-    def no_gpu(*_: object, **__: object) -> Tensor:
-        raise RuntimeError(raised)
-
-    monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setattr(torch, "zeros", no_gpu)
-    with pytest.raises(RuntimeUnavailable, match=message) as caught:
-        TorchRuntime.from_bundle(open_bundle(tiny_bundle), device="cuda")
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_this_machine_without_a_gpu_says_so(tiny_bundle: Path) -> None:
-    with pytest.raises(RuntimeUnavailable, match="--runtime torch"):
-        TorchRuntime.from_bundle(open_bundle(tiny_bundle), device="cuda")
-
-
-def test_a_full_gpu_is_one_line_of_what_to_do(static: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = static()
-    state = runtime.encode(*pad(SOURCES[:1], PAD))
-
-    def full(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has ...")
-
-    monkeypatch.setattr(runtime._static, "advance", full)
-    with pytest.raises(TfexportError, match=r"memory is full\. Decode with a smaller --batch-size"):
-        runtime.step(state, np.array([BOS]))

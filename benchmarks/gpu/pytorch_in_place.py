@@ -1,4 +1,4 @@
-"""PyTorch decoding in buffers with fixed addresses, eager or compiled, for GPUs.
+"""PyTorch decoding in buffers with fixed addresses, eager or compiled: PyTorch as fast as a careful user makes it.
 
 The self-attention cache is written in place and has few sizes. Compiled, all buffers have few sizes, so that `torch.compile`
 compiles few shapes, and its CUDA graphs find the addresses that they were recorded with.
@@ -7,22 +7,22 @@ compiles few shapes, and its CUDA graphs find the addresses that they were recor
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
-from tfexport.contract import BEST_TOKENS
-from tfexport.errors import TfexportError
+from tfexport.contract import BEST_TOKENS, Precision
 from tfexport.models.layers import KeyValue, best_tokens, write_in_place
 from tfexport.models.transformer import Transformer
-from tfexport.runtimes.base import Best, FloatArray, IntArray, best_from_logits
+from tfexport.runtimes.base import BaseRuntime, Best, Capacity, FloatArray, IntArray, best_from_logits
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.live_rows import LiveRows, fill_sources
+from tfexport.runtimes.pytorch import TorchRuntime, full_memory_is_an_error
 
 CACHE = tuple(32 * 2**power for power in range(10))
 BATCH = tuple(2**power for power in range(15))
@@ -135,17 +135,6 @@ def compile_for_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-@contextmanager
-def full_memory_is_an_error() -> Iterator[None]:
-    """Raises TfexportError where the GPU has no memory left."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise TfexportError(
-            "the GPU's memory is full. Decode with a smaller --batch-size or --beam, or end other programs on it."
-        ) from error
-
-
 class StaticDecoder:
     """Encodes and steps with a `Transformer` on its own device.
 
@@ -211,6 +200,39 @@ class StaticDecoder:
             copy.copy_(tensor, non_blocking=True)
         torch.cuda.current_stream(self.device).synchronize()
         return [copy.numpy() for copy in copies]
+
+
+class InPlaceRuntime(BaseRuntime):
+    """A runtime that decodes in fixed buffers. It has no cross-attention weights."""
+
+    def __init__(self, model: Transformer, decoder: StaticDecoder, *, name: str = "torch"):
+        self.name, self.decoder, self.config = name, decoder, model.config
+        plain = TorchRuntime(model)
+        self.precision, self.capacity = plain.precision, Capacity.of_model(model.config)
+
+    @classmethod
+    def from_bundle(
+        cls, bundle: Bundle, *, device: str, precision: Precision, threads: int | None = None, compiled: bool = False
+    ) -> InPlaceRuntime:
+        """The weights of a bundle; see `TorchRuntime.from_bundle`.
+
+        Args:
+            compiled: with `torch.compile`, for each of a few sizes, which takes seconds each.
+        """
+        plain = TorchRuntime.from_bundle(bundle, device=device, precision=precision, threads=threads)
+        name = plain.name + ("-compiled" if compiled else "")
+        return cls(plain.model, StaticDecoder(plain.model, compiled=compiled), name=name)
+
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> StaticState:
+        if attention:
+            raise NotImplementedError("there are no buffers for cross-attention weights")
+        return self.decoder.encode(src_ids, src_len, beam)
+
+    def step(self, state: StaticState, tokens: IntArray) -> tuple[FloatArray, StaticState]:
+        return state.step(tokens), state
+
+    def best(self, state: StaticState, tokens: IntArray, count: int) -> tuple[Best, StaticState]:
+        return state.best(tokens, count), state
 
 
 class StaticState:
