@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,10 +24,14 @@ SENTENCES = (
 )
 
 
-def demo() -> None:
+def demo(
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Keep the bundle in this folder.")
+    ] = None,
+) -> None:
     """Export the embedded German-English model, check its parity and decode a few sentences."""
-    with working("exporting, comparing and decoding"):
-        report, translations = run(say)
+    with working("exporting, comparing and decoding"), tempfile.TemporaryDirectory() as folder:
+        report, translations = run(say, output or Path(folder) / "de-en")
     print_parity(report)
     for german, english in translations:
         print(f"  {german}\n    {english}")
@@ -41,8 +45,8 @@ def embedded_checkpoint() -> Path:
         return path
 
 
-def run(say: Callable[[str], None]) -> tuple[ParityReport, list[tuple[str, str]]]:
-    """Export to a temporary bundle, compare ONNX Runtime with PyTorch, decode `SENTENCES` with beam 4.
+def run(say: Callable[[str], None], directory: Path) -> tuple[ParityReport, list[tuple[str, str]]]:
+    """Export to the bundle `directory`, compare ONNX Runtime with PyTorch, decode `SENTENCES` with beam 4.
 
     Returns the comparison and (German, English) pairs.
     """
@@ -51,13 +55,11 @@ def run(say: Callable[[str], None]) -> tuple[ParityReport, list[tuple[str, str]]
     from tfexport.models.checkpoints.load import load_checkpoint
     from tfexport.verification.parity import check
 
-    with tempfile.TemporaryDirectory() as folder:
-        directory = Path(folder) / "de-en"
-        say("exporting the embedded German-English checkpoint")
-        exported = export(load_checkpoint(embedded_checkpoint(), {}), directory)
-        closest = exported.closest["float32"]
-        say(f"exported; {closest.about} is off by {closest.error:.1e}, and rounding explains {closest.allowed:.1e}")
-        lines = [sentence.encode() for sentence in SENTENCES]
-        (report,) = check(directory, lines, ["ort-cpu"], say=say).reports
-        translations = load(directory).translate(SENTENCES, beam=4)
-        return report, [(german, translation.text) for german, translation in zip(SENTENCES, translations, strict=True)]
+    say("exporting the embedded German-English checkpoint")
+    exported = export(load_checkpoint(embedded_checkpoint(), {}), directory, alignments=True)
+    closest = exported.closest["float32"]
+    say(f"exported; {closest.about} is off by {closest.error:.1e}, and rounding explains {closest.allowed:.1e}")
+    lines = [sentence.encode() for sentence in SENTENCES]
+    (report,) = check(directory, lines, ["ort-cpu"], say=say).reports
+    translations = load(directory).translate(SENTENCES, beam=4)
+    return report, [(german, output.text) for german, output in zip(SENTENCES, translations, strict=True)]

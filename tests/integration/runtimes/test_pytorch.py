@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.support.tiny import BOS, PAD, SRC_VOCAB, TGT_VOCAB
+from makers.tiny import BOS, PAD, SRC_VOCAB, TGT_VOCAB
 from torch import Tensor
 
 from tfexport.bundle.reader import open_bundle
