@@ -4,12 +4,12 @@ import { remember, remembered } from "./store.js";
 
 // What most people try, in words of their own: title and help. All others stand below "All options".
 const CHOSEN = {
-  beam: ["Beam", "Hypotheses that the search follows at once; 1 is greedy."],
-  nbest: ["Hypotheses (n-best)", "The best so many are shown."],
-  length_penalty: ["Length penalty", "More of it prefers longer outputs."],
+  beam: ["Beam", "Hypotheses that the search keeps at each step; 1 is greedy."],
+  nbest: ["Hypotheses (n-best)", "Number of hypotheses to show, best first."],
+  length_penalty: ["Length penalty", "Larger values prefer longer outputs."],
   max_length: ["Largest length", "In tokens."],
-  samples: ["Samples", "Draw so many outputs instead of searching for the best."],
-  temperature: ["Temperature", "Of samples: below 1 likely tokens become likelier."],
+  samples: ["Samples", "Number of outputs to draw instead of searching for the best."],
+  temperature: ["Temperature", "For samples: below 1, likely tokens become more likely."],
   attention: ["Attention", "Show what each token attends to."],
 };
 // What the page itself says in each request, and what is no text or number.
