@@ -32,7 +32,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What examples name: the embedded German-English model as two bundles, and text for it."""
     folder = tmp_path_factory.mktemp("docs")
     export(load_checkpoint(embedded_checkpoint(), {}), folder / "bundle", gate=None)
-    (folder / "ckpt").symlink_to("bundle")
+    for name in ("ckpt", "de-en"):
+        (folder / name).symlink_to("bundle")
     (folder / "model.safetensors").symlink_to(embedded_checkpoint())
     (folder / "input.txt").write_text("Ein Hund läuft.\nZwei Kinder spielen.\n", encoding="utf-8")
     return folder
