@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from makers.tiny import BOS, PAD, SRC_VOCAB, TGT_VOCAB
 from torch import Tensor
 
+from makers.tiny import BOS, PAD, SRC_VOCAB, TGT_VOCAB
 from tfexport.bundle.reader import open_bundle
 from tfexport.contract import Precision
 from tfexport.errors import RuntimeUnavailable, TfexportError
