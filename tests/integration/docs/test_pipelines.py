@@ -1,4 +1,4 @@
-"""The examples of pipelines in the guides, with Ray Data, Spark and Hugging Face datasets, as they stand there."""
+"""The examples of pipelines in the guide, with Ray Data, Spark and Hugging Face datasets, as they stand there."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ MOST_LINES = 11
 """Of our own code in an example: under a dozen."""
 
 
-def example(heading: str, bundle: Path, guide: str = "pipelines") -> str:
+def example(heading: str, bundle: Path) -> str:
     """The code below a heading, with a bundle that is there."""
-    page = (ROOT / "docs" / "guides" / f"{guide}.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/guides/pipelines.md").read_text(encoding="utf-8")
     section = page.partition(f"## {heading}\n")[2].partition("\n## ")[0]
     blocks = re.findall(r"```py\n(.*?)```", section, re.DOTALL)
-    assert guide != "pipelines" or all(len([x for x in block.splitlines() if x]) <= MOST_LINES for block in blocks)
+    assert all(len([x for x in block.splitlines() if x]) <= MOST_LINES for block in blocks)
     return "\n".join(blocks).replace("/models/de-en", str(bundle)).replace("num_proc=8", "num_proc=2")
 
 
@@ -73,7 +73,7 @@ spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "fals
 
 def test_ray_data(tiny_bundle: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray.data", reason="Ray Data is not installed: pip install 'tfexport[ray]'")
-    code = example("Pipelines of your own", tiny_bundle, "corpora").replace("s3://bucket/", f"{tmp_path}/")
+    code = example("Ray Data", tiny_bundle).replace("s3://bucket/", f"{tmp_path}/")
     assert "size=7),  # of 8 CPUs" in code
     code = code.replace("size=7", "size=1")
     start = "import ray\nray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)\n"
