@@ -144,7 +144,7 @@ def load_peer(name: str, device: str, bundle: Bundle, precision: Precision, thre
     if name == "ctranslate2":
         return _ctranslate2(device, bundle, precision)
     if name == "torch-cuda" or name.endswith("-compiled"):
-        from benchmarks.gpu.pytorch_in_place import InPlaceRuntime
+        from benchmarks.peers.pytorch_in_place import InPlaceRuntime
 
         options: dict[str, Any] = {"precision": precision, "threads": threads, "compiled": name.endswith("-compiled")}
         return RuntimePeer(name, InPlaceRuntime.from_bundle(bundle, device=device, **options))

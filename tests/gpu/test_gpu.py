@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu.pytorch_in_place import InPlaceRuntime
+from benchmarks.peers.pytorch_in_place import InPlaceRuntime
 from makers.paths import ROOT
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.commands.demo import embedded_checkpoint

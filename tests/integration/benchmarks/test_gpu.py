@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu import agreement, pytorch_in_place, runtimes, timing
-from benchmarks.peers import converters, decoders, hugging_face
+from benchmarks.gpu import agreement, runtimes, timing
+from benchmarks.peers import converters, decoders, hugging_face, pytorch_in_place
 from makers.ahead import ahead_runtime, on_host
 from makers.paths import ROOT
 from makers.tiny import SRC_VOCAB

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.gpu import pytorch_in_place
-from benchmarks.gpu.pytorch_in_place import InPlaceRuntime, StaticDecoder, StaticState
+from benchmarks.peers import pytorch_in_place
+from benchmarks.peers.pytorch_in_place import InPlaceRuntime, StaticDecoder, StaticState
 from makers.ort_bundles import CONFIG, random_model, random_sources
 from makers.tiny import BOS, MAX_LENGTH, PAD, SRC_VOCAB, TGT_VOCAB
 from tfexport.bundle.reader import open_bundle

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.paths import ROOT
+from makers.paths import ROOT
 
 from tests.support.printed import assert_same
 from tfexport.commands.demo import embedded_checkpoint

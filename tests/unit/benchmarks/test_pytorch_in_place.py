@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.gpu import pytorch_in_place
-from benchmarks.gpu.pytorch_in_place import InPlaceRuntime, StaticDecoder
+from benchmarks.peers import pytorch_in_place
+from benchmarks.peers.pytorch_in_place import InPlaceRuntime, StaticDecoder
 from tests.support.fakes import tiny_config
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.base import best_from_logits

@@ -107,11 +107,7 @@ OTHERS = {
     "--ctranslate2",
     "--hugging-face",
     "--input",
-    "--references",
-    "--sentences",
     "--steps",
-    "--url",
-    "--alignment",  # of the examples
     *(
         "--file",
         "--tag",
