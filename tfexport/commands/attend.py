@@ -95,14 +95,17 @@ def attend(
             say(f"note: further lines are not drawn: --lines is {drawn.lines}")
     if not sentences:
         raise TfexportError("the input has no line that can be decoded. Give real sentences.")
+    is_png = output.suffix == ".png"
+    name = directory.resolve().name
+    _write(output, png(sentences, selection) if is_png else page(name, sentences, selection).encode())
+    say(f"wrote {output}")
+
+
+def _write(output: Path, content: bytes) -> None:
     try:
-        if output.suffix == ".png":
-            output.write_bytes(png(sentences, selection))
-        else:
-            output.write_text(page(directory.resolve().name, sentences, selection), encoding="utf-8")
+        output.write_bytes(content)
     except OSError as error:
         raise TfexportError(f"cannot write {output}: {error.strerror}. Give another file with -o.") from error
-    say(f"wrote {output}")
 
 
 def _require_format(output: Path) -> None:

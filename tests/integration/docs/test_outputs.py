@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from makers.paths import ROOT
 
+from makers.paths import ROOT
 from tests.support.printed import assert_same
 from tfexport.commands.demo import embedded_checkpoint
 from tfexport.exporter.pipeline import export
