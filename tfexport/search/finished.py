@@ -38,10 +38,11 @@ class Ends:
 
     def __init__(self, places: IntArray, continuations: Continuations):
         self.n_steps, self.n_sentences, width = continuations.tokens.shape
-        rows = places // width
-        steps = rows // self.n_sentences
-        groups = rows - steps * self.n_sentences
+        rows = groups = places // width
+        steps = np.zeros_like(rows)
         if self.n_steps > 1:
+            steps = rows // self.n_sentences
+            groups = rows - steps * self.n_sentences
             by_sentence = groups.argsort(kind="stable")
             places, rows, steps, groups = (each.take(by_sentence) for each in (places, rows, steps, groups))
         self.groups = groups
@@ -242,6 +243,13 @@ class FinishedHypotheses:
         endings = endings if len(kept) == len(scores) else endings.at(kept)
         self._endings.append(endings)
         self._is_ranked = False
+        if len(ends.firsts) == 1:  # the usual case of small batches, without the arrays for several sentences
+            sentence = int(index[0])
+            self.count[sentence] += len(kept)
+            best = np.concatenate((self._scores[sentence], scores))
+            best.sort()
+            self._scores[sentence] = best[-self._most :]
+            return
         self.count += np.bincount(endings.sentences, minlength=len(self.count))
         columns = np.arange(len(ends)) - (ends.firsts - self._most).take(ends.rows)
         ended = index.take(ends.firsts)
@@ -255,7 +263,7 @@ class FinishedHypotheses:
         """Whether the sentences `every` are done, given `known`."""
         options, profile = self._options, self._profile
         done = best_live == -np.inf  # no live hypothesis exists
-        if not known.counts.any() and profile.done != "places":
+        if not np.count_nonzero(known.counts) and profile.done != "places":
             return done
         if self._scores_fall:
             # No continuation can be among the `nbest`: log-probabilities only fall, and the coverage penalty is 0 at best.
