@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tfexport.bundle.reader import file_sha256
-from tfexport.errors import CheckpointError
+from tfexport.errors import CheckpointError, TfexportError
 from tfexport.system.regular_files import read_text
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -65,19 +65,22 @@ def _refuse_shard(path: Path) -> None:
         raise CheckpointError(f"{path} is one of {int(match['count'])} shards. Give their index, {index}{where}.")
 
 
-def json_object(path: Path) -> dict[str, Any]:
+def json_object(path: Path, kind: type[TfexportError] = CheckpointError) -> dict[str, Any]:
     """The object in a JSON file of a checkpoint's folder.
 
+    Args:
+        kind: the class of errors.
+
     Raises:
-        CheckpointError: the file cannot be read, or has another value.
+        TfexportError: the file cannot be read, or has another value. It is of this class.
     """
     advice = "Check that it was copied completely."
     try:
         content = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"cannot read {path}: {error}. {advice}") from error
+        raise kind(f"cannot read {path}: {error}. {advice}") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path} is not a JSON object. {advice}")
+        raise kind(f"{path} is not a JSON object. {advice}")
     return content
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from tfexport.errors import CheckpointError, ConfigError, TokenizerError
 from tfexport.models.formats.model_bin import ModelBin
 from tfexport.models.formats.native import Tokenizers
+from tfexport.models.formats.shards import json_object
 from tfexport.models.toolkits.arguments import Arguments
 from tfexport.models.toolkits.toolkit import TextOptions
 from tfexport.system import regular_files
@@ -46,10 +47,7 @@ def read_config(folder: Path, model: ModelBin) -> Arguments:
     path = folder / CONFIG
     settings: dict[str, Any] = {}
     if model.version >= 6 or path.is_file():
-        content = _json(path)
-        if not isinstance(content, dict):
-            raise CheckpointError(f"{path} is not a JSON object. {_COPY}")
-        settings = content
+        settings = json_object(path)
     if model.version < 6:
         flags = {name: bool(model.attributes.get(name, name == "with_target_bos")) for name in _OLD_FLAGS}
         tokens = {name: model.texts.get(name, usual) for name, usual in _TOKENS.items()}

@@ -7,14 +7,13 @@ published models were trained.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tfexport.errors import ConfigError, TokenizerError
-from tfexport.system.regular_files import read_text
+from tfexport.models.formats.shards import json_object
 from tfexport.text.sentencepiece import PieceModel, Pieces
 from tfexport.text.tokenizers import TextTokenizer
 
@@ -303,14 +302,6 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; empty if the file is missing.
 
     Raises:
-        TokenizerError: the file cannot be read.
+        TokenizerError: the file cannot be read, or has another value.
     """
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(read_text(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise TokenizerError(f"cannot read {path}: {error}. {_COMPLETE}") from error
-    if not isinstance(content, dict):
-        raise TokenizerError(f"{path} is not a JSON object. {_COMPLETE}")
-    return content
+    return json_object(path, TokenizerError) if path.is_file() else {}
