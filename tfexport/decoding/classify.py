@@ -41,7 +41,8 @@ class Classified:
     message: str
     """The problem, for every status except `ok` and `empty`."""
     classes: tuple[ClassProbability, ...] = ()
-    """Classes with their probabilities, the most likely first, equal ones by number. Empty if the line cannot be read."""
+    """The most likely classes, best first; classes of equal probability in the order of their numbers. Empty if the line
+    cannot be read."""
 
 
 def classify(

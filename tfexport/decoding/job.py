@@ -5,7 +5,7 @@
     Job      a setup with a loaded runtime and the size of its batches
 
 The server decodes the sources of many requests in shared batches, so it has no jobs. It takes setups, and reads lines and
-writes results with the functions that `translate` calls (`read_window`, `result_of`). Its answers are those of `decode`.
+writes results with the functions that `translate` calls (`read_window`, `result_of`). Its answers equal those of `decode`.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def stream_lines(
     outputs: TargetReader | None = None,
     shortlist: Shortlist | None = None,
 ) -> Iterator[Streamed]:
-    """Decode `lines` one by one. Yields the steps of each line and then its result, which is that of `translate`.
+    """Decode `lines` one by one. Yields the steps of each line and then its result, which equals the result of `translate`.
 
     Raises:
         TfexportError: the options request more than one output per line, or the numbers of lines and prefixes differ.

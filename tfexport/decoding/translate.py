@@ -301,7 +301,8 @@ def pass_over(lines: Iterator[object], done: int) -> None:
 
 
 def scored(result: Result) -> Result:
-    """The result of a search whose whole output is given: a length limit is no problem there."""
+    """The result of a line whose whole output was given. Its status is `ok` if the output was scored: a length limit has no
+    effect on a given output."""
     return Result(result.line, "ok", "", result.hypotheses) if result.hypotheses else result
 
 
@@ -334,10 +335,10 @@ def read_window(
 
 
 def _within(capacity: Capacity, ids: list[int]) -> list[int]:
-    """`ids`, if the runtime accepts so many.
+    """The ids of a source, unchanged.
 
     Raises:
-        Unreadable: there are more than the runtime accepts, although the model would read them.
+        Unreadable: the runtime accepts fewer ids, although the model would read them.
     """
     if len(ids) > capacity.source:
         most = capacity.source

@@ -46,7 +46,7 @@ SHARDS_AT_END = 4
 DRIVER_REST_SHARE = 0.9
 """The share of a rest of Ray's loop for which the driver sleeps, so that it polls less; see `POLL_SECONDS`."""
 POLL_SECONDS = 0.01
-"""The seconds between two looks at the queue of results, with which Ray Data waits for the next one."""
+"""The interval in seconds at which Ray Data looks for the next result."""
 
 
 def read_files(batch: Mapping[str, Any], manifest: Manifest, done: Mapping[Shard, str]) -> Iterator[pa.Table]:

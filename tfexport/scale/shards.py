@@ -115,7 +115,7 @@ class Input:
         return sha256
 
     def require_columns(self, columns: Mapping[str, str]) -> None:
-        """Check the columns with the texts.
+        """Check the columns that have the texts.
 
         Args:
             columns: the names of columns, by the flags that give them.

@@ -51,7 +51,7 @@ _STATUS: dict[type[TfexportError], int] = {
 
 @dataclass(frozen=True)
 class Problem:
-    """An error with its status."""
+    """An error response: its status, message and headers."""
 
     status: int
     message: str

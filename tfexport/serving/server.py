@@ -137,9 +137,11 @@ def run(catalog: Catalog, options: ServerOptions) -> None:
 
 
 def allow_connections(count: int) -> int:
-    """Raise this process's limit of open files for so many connections, as far as the system allows. It is usually 1,024.
+    """Raise this process's limit of open files for `count` connections, as far as the system allows. It is usually 1,024.
 
-    Returns the number of connections that fit. Beyond it the system would drop connections without a response or a log line.
+    Returns:
+        The number of connections that the limit allows. The system would drop further connections without a response or a
+        log line.
     """
     with suppress(ImportError, ValueError, OSError):
         import resource

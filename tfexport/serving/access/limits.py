@@ -32,7 +32,7 @@ from tfexport.serving.state import State
 from tfexport.serving.telemetry.metrics import Metrics
 
 BODIES = 64
-"""The number of largest bodies whose bytes the server may hold at once. Of smaller bodies it holds more."""
+"""The server holds bodies of at most this many times `--max-body` bytes at once."""
 WITH_KEY = ("/metrics",)
 """GET routes that need a key."""
 

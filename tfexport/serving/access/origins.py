@@ -25,8 +25,8 @@ _PORTS = {"http": 80, "https": 443}
 def hosts_of(options: ServerOptions) -> tuple[str, ...]:
     """The host names that a server with these options accepts; `*` for all.
 
-    By default all, because nobody but the operator knows the names of a machine. A server that listens on this machine alone
-    accepts this machine's own names.
+    The default is all names, because only the operator knows the names of a machine. A server that only this machine can
+    reach accepts the names of this machine.
 
     Raises:
         TfexportError: a name is not a host name.

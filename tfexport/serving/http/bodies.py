@@ -19,7 +19,7 @@ CLOSE = {"Connection": "close"}
 MOST_VALUES = 2**18
 """The largest number of values in a JSON body. A small value takes many times its size in memory."""
 COUNTED = 2**14
-"""Marks that are counted at once."""
+"""The number of marks that are counted at once."""
 _MARK = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[,:\[{]', re.DOTALL)
 """A string, or a character that begins or divides values. A value has one or two of them."""
 

@@ -34,7 +34,7 @@ MOST_HEADERS = 64 * 1024
 """The largest size of a request in bytes without its body: headers, and the framing of chunks. Parsers are slow for long
 headers, and delay all other requests."""
 CHUNK = 16
-"""Bytes of framing that each byte of a body may have in addition. A chunk of one byte has 5."""
+"""The largest number of bytes of framing for each byte of a body. A chunk of one byte has 5 bytes of framing."""
 
 FULL = b'{"error":"the server has too many connections. Try again."}'
 REFUSAL = (
@@ -54,7 +54,7 @@ request into a connection that is being closed."""
 LARGE_HEADERS = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _FRAMING = (b"content-length", b"transfer-encoding", b"connection")
-"""Headers that say where a request ends."""
+"""The headers that determine the end of a request."""
 
 
 class _Counted:
@@ -107,7 +107,7 @@ class Connection(HttpToolsProtocol):
     """A connection that measures how long it waits for its client.
 
     Args:
-        addresses: the open connections by address, which this changes. One address has at most half of all.
+        addresses: the number of open connections by address, which this updates. One address has at most half of them.
         refusal: returns the reason to reject a request with these headers from an address, if it is not a GET; None to
             accept it.
     """
@@ -138,7 +138,8 @@ class Connection(HttpToolsProtocol):
         self._has_headers = False
         """The headers of the current request are complete: further ones are trailers."""
         self._running: RequestResponseCycle | None = None
-        """The request that is being answered. `cycle` is the last one that was read; those between wait in `pipeline`."""
+        """The request that is being answered. `cycle` is the last request that was read. Requests between them wait in
+        `pipeline`."""
         self._address = ""
         self._stops_reading = False
         """No more requests are read. The connection is closed after the responses to those that were."""
@@ -188,8 +189,8 @@ class Connection(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's closes the connection: it returns None
         """Whether the connection stays open for the response. A client may send no more and still wait (RFC 9112, 9.6).
 
-        TCP shows no difference to a client that left, but one that left answers the next bytes with a reset. An interim
-        response is such bytes.
+        TCP does not distinguish this client from a client that has left. A client that has left answers the next bytes with
+        a reset, so an interim response is sent.
         """
         if self._end_reading():
             self._probe()
@@ -235,8 +236,8 @@ class Connection(HttpToolsProtocol):
     def restart_parser(self) -> None:
         """Read on after a request with `Upgrade` as if it had none, which a server may do (RFC 9110, 7.8).
 
-        The parser stops behind such headers, takes the body for another protocol, and cannot be told otherwise. A new parser
-        gets the headers again that say where the body ends.
+        The parser stops after such headers, because it treats the body as another protocol. So a new parser reads the
+        headers again that determine the end of the body.
         """
         head = [name + b": " + value + b"\r\n" for name, value in self.headers if name in _FRAMING]
         self.parser, self._is_reframed = _Parser(self), True

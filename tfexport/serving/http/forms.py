@@ -71,7 +71,7 @@ def _fields(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Fields by name. Several texts are a list, as in JSON.
 
     Raises:
-        TfexportError: another field is there twice.
+        TfexportError: another field is repeated.
     """
     fields: dict[str, Any] = {}
     for name, value in pairs:

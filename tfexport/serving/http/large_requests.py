@@ -57,7 +57,7 @@ class LargeRequests:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
 
     def over(self, app: ASGIApp) -> ASGIApp:
-        """An application on this loop, which is called on another one."""
+        """An application that runs on this loop, and can be called from another loop."""
 
         async def called(scope: Scope, receive: Receive, send: Send) -> None:
             here = asyncio.get_running_loop()

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 
 def json_of(model: BaseModel) -> Response:
-    """A model as JSON, without fields that have their defaults."""
+    """The JSON response of a Pydantic model, without fields that have their defaults."""
     return Response(model.model_dump_json(exclude_defaults=True, by_alias=True), media_type="application/json")
 
 

@@ -134,7 +134,7 @@ class Addressed(Strict):
 
     @property
     def pair(self) -> tuple[str | None, str | None]:
-        """The languages."""
+        """The source language and the target language."""
         return self.source, self.target
 
     @property
@@ -211,7 +211,7 @@ class TranslateRequest(Addressed, SearchRequest):  # type: ignore[valid-type, mi
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options that were given."""
+        """The options of the request, without those that have their defaults."""
         return {name: value for name in SEARCH_FIELDS if (value := getattr(self, name)) is not None}
 
 

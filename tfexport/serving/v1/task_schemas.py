@@ -26,7 +26,7 @@ class ScoreRequest(Addressed):
 
     @property
     def several(self) -> tuple[list[str], list[str]]:
-        """Texts and targets."""
+        """The texts and the targets, as lists."""
         return _several(self.texts), _several(self.targets)
 
 
@@ -60,7 +60,7 @@ class ClassifyRequest(Addressed):
 
     @property
     def several(self) -> list[str]:
-        """Texts."""
+        """The texts, as a list."""
         return _several(self.texts)
 
 
