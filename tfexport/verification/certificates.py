@@ -63,7 +63,7 @@ class Certificate:
 
     @property
     def about(self) -> str:
-        """What it says, such as `fp32 on ort-cpu equals our reading of ckpt.pt (unconfirmed: n_heads 8)`."""
+        """The claim of the certificate, such as `fp32 on ort-cpu equals our reading of ckpt.pt (unconfirmed: n_heads 8)`."""
         claim = Confirmation.from_dict(self.confirmation).claim(self.checkpoint)
         return f"{short_name(self.precision)} on {self.runtime} {claim}"
 
@@ -169,31 +169,41 @@ def read_certificates(bundle: Bundle) -> list[Certificate]:
     try:
         entries = json.loads(read_text(path))
         known = {field.name for field in fields(Certificate)}
-        found = [Certificate(**{name: value for name, value in entry.items() if name in known}) for entry in entries]
-        return [one for one in found if _is_whole(one)]
+        certificates = [
+            Certificate(**{name: value for name, value in entry.items() if name in known}) for entry in entries
+        ]
+        return [certificate for certificate in certificates if _is_whole(certificate)]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise BundleError(f"{path} cannot be read: {error}. Remove it, and run tfexport parity again.") from error
 
 
-def _is_whole(found: Certificate) -> bool:
+def _is_whole(certificate: Certificate) -> bool:
     """Whether all fields have their types: a file may contain anything."""
     texts = (
-        *(found.runtime, found.precision, found.settings, found.library, found.device, found.date, found.reference),
-        found.checkpoint,
+        *(
+            certificate.runtime,
+            certificate.precision,
+            certificate.settings,
+            certificate.library,
+            certificate.device,
+            certificate.date,
+            certificate.reference,
+        ),
+        certificate.checkpoint,
     )
     dicts = (
-        found.files,
-        found.inputs,
-        found.confirmation,
-        *(found.reports if isinstance(found.reports, list) else (None,)),
+        certificate.files,
+        certificate.inputs,
+        certificate.confirmation,
+        *(certificate.reports if isinstance(certificate.reports, list) else (None,)),
     )
     return (
         all(isinstance(text, str) for text in texts)
         and all(isinstance(value, dict) for value in dicts)
-        and all(isinstance(sha256, str) for sha256 in found.files.values())
-        and type(found.rule) is int
+        and all(isinstance(sha256, str) for sha256 in certificate.files.values())
+        and type(certificate.rule) is int
     )
 
 

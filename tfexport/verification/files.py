@@ -56,13 +56,13 @@ def weights_mismatches(bundle: Bundle, model: Model) -> list[Mismatch]:
     Rounding is computed again and compared to the last bit. Sinusoids and the bounds of screening, which are sums, may
     differ in the last bits, because another CPU may compute them differently.
     """
-    found: list[Mismatch] = []
+    mismatches: list[Mismatch] = []
     for file in sorted(name for name in bundle.files if name.endswith(".safetensors")):
         try:
-            found += _file_mismatches(bundle, model, file)
+            mismatches += _file_mismatches(bundle, model, file)
         except (OSError, ValueError, SafetensorError) as error:
-            found.append(Mismatch(file, f"cannot be read: {error}"))
-    return found
+            mismatches.append(Mismatch(file, f"cannot be read: {error}"))
+    return mismatches
 
 
 def _file_mismatches(bundle: Bundle, model: Model, file: str) -> Iterable[Mismatch]:
@@ -106,9 +106,9 @@ def _in_float32(bundle: Bundle, name: str) -> Tensor:
         return stored.get_tensor(name)  # type: ignore[no-any-return]
 
 
-def _is_close(one: Tensor, other: Tensor, most: float) -> bool:
-    same_kind = one.shape == other.shape and one.dtype == other.dtype
-    return same_kind and torch.allclose(one.double(), other.double(), rtol=0, atol=most)
+def _is_close(left: Tensor, right: Tensor, most: float) -> bool:
+    same_kind = left.shape == right.shape and left.dtype == right.dtype
+    return same_kind and torch.allclose(left.double(), right.double(), rtol=0, atol=most)
 
 
 def _quantized_mismatches(bundle: Bundle, model: Model, precision: Precision) -> Iterator[Mismatch]:
@@ -145,17 +145,19 @@ def _screening_mismatches(bundle: Bundle, model: Model) -> Iterator[Mismatch]:
                 yield from _difference(SCREENING_FILE, name, tensor, wanted[name])
 
 
-def _names(file: str, found: Any, wanted: Mapping[str, Any]) -> Iterator[Mismatch]:
-    for name in sorted(set(found) ^ wanted.keys()):
-        yield Mismatch(file, f"{name} is {'not a tensor of this model' if name in set(found) else 'missing'}")
+def _names(file: str, value: Any, wanted: Mapping[str, Any]) -> Iterator[Mismatch]:
+    for name in sorted(set(value) ^ wanted.keys()):
+        yield Mismatch(file, f"{name} is {'not a tensor of this model' if name in set(value) else 'missing'}")
 
 
-def _difference(file: str, name: str, found: Any, wanted: Any) -> Iterator[Mismatch]:
-    if found.dtype != wanted.dtype or found.shape != wanted.shape:
-        yield Mismatch(file, f"{name} is {found.dtype} {list(found.shape)}, not {wanted.dtype} {list(wanted.shape)}")
+def _difference(file: str, name: str, in_bundle: Any, wanted: Any) -> Iterator[Mismatch]:
+    if in_bundle.dtype != wanted.dtype or in_bundle.shape != wanted.shape:
+        yield Mismatch(
+            file, f"{name} is {in_bundle.dtype} {list(in_bundle.shape)}, not {wanted.dtype} {list(wanted.shape)}"
+        )
         return
-    one, other = (_bits(tensor) for tensor in (found, wanted))
-    differs = one != other
+    bits, other = (_bits(tensor) for tensor in (in_bundle, wanted))
+    differs = bits != other
     if differs.any():
         rows = np.unique(np.argwhere(differs)[:, 0]) if differs.ndim else np.zeros(1, np.int64)
         yield Mismatch(
@@ -176,91 +178,91 @@ def _bits(tensor: Tensor | NDArray[Any]) -> NDArray[Any]:
 
 def config_mismatches(bundle: Bundle, config: ModelConfig) -> list[Mismatch]:
     """Settings of the manifest that differ from those of the checkpoint."""
-    ours, theirs = bundle.config.to_dict(), config.to_dict()
+    bundle_fields, checkpoint_fields = bundle.config.to_dict(), config.to_dict()
     return [
-        Mismatch(MANIFEST, f"{name} is {ours[name]!r}, the checkpoint's is {theirs[name]!r}")
-        for name in ours
-        if ours[name] != theirs[name]
+        Mismatch(MANIFEST, f"{name} is {bundle_fields[name]!r}, the checkpoint's is {checkpoint_fields[name]!r}")
+        for name in bundle_fields
+        if bundle_fields[name] != checkpoint_fields[name]
     ]
 
 
 def generation_mismatches(bundle: Bundle, generation: Mapping[str, Any] | None) -> list[Mismatch]:
     """Settings of the bundle's search that differ from those of the checkpoint."""
-    theirs = None if generation is None else json.loads(json.dumps(generation))
+    in_checkpoint = None if generation is None else json.loads(json.dumps(generation))
     ours = None if bundle.generation_config is None else dict(bundle.generation_config)
-    if (ours is None) != (theirs is None):
+    if (ours is None) != (in_checkpoint is None):
         return [
             Mismatch(MANIFEST, f"{'lists no' if ours is None else 'lists'} {GENERATION_CONFIG}, unlike the checkpoint")
         ]
-    difference = _first_difference(ours, theirs)
+    difference = _first_difference(ours, in_checkpoint)
     return [] if difference is None else [Mismatch(GENERATION_CONFIG, f"{difference} is not the checkpoint's")]
 
 
 def tokenizer_mismatches(bundle: Bundle, tokenizers: Tokenizers) -> tuple[list[Mismatch], list[str]]:
     """Tokenizers of the bundle that differ from the checkpoint's, and the sides for which the checkpoint has none."""
-    found, unknown = [], []
+    mismatches, unknown = [], []
     for side, file in TOKENIZER_FILES.items():
-        theirs, ours = getattr(tokenizers, side), bundle.tokenizer(side)
-        if ours is None and theirs is None:
+        tokenizer, ours = getattr(tokenizers, side), bundle.tokenizer(side)
+        if ours is None and tokenizer is None:
             continue
-        if theirs is None:
+        if tokenizer is None:
             unknown.append(side)
         elif ours is None:
-            found.append(Mismatch(MANIFEST, f"has no {side} tokenizer, and the checkpoint has one"))
-        elif (difference := _first_difference(ours.to_dict(), json.loads(json.dumps(theirs.to_dict())))) is not None:
-            found.append(Mismatch(bundle.tokenizers.get(side, file), f"{difference} is not the checkpoint's"))
-    return found, unknown
+            mismatches.append(Mismatch(MANIFEST, f"has no {side} tokenizer, and the checkpoint has one"))
+        elif (difference := _first_difference(ours.to_dict(), json.loads(json.dumps(tokenizer.to_dict())))) is not None:
+            mismatches.append(Mismatch(bundle.tokenizers.get(side, file), f"{difference} is not the checkpoint's"))
+    return mismatches, unknown
 
 
-def _first_difference(one: Any, other: Any, where: str = "") -> str | None:
+def _first_difference(left: Any, right: Any, where: str = "") -> str | None:
     """The first difference of two JSON values, such as `model.vocab.Hund`."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for name in (*one, *(name for name in other if name not in one)):
+    if isinstance(left, dict) and isinstance(right, dict):
+        for name in (*left, *(name for name in right if name not in left)):
             here = f"{where}.{name}" if where else str(name)
-            if (name in one) != (name in other):
+            if (name in left) != (name in right):
                 return here
-            if (found := _first_difference(one[name], other[name], here)) is not None:
-                return found
+            if (difference := _first_difference(left[name], right[name], here)) is not None:
+                return difference
         return None
-    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        pairs = enumerate(zip(one, other, strict=True))
+    if isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
+        pairs = enumerate(zip(left, right, strict=True))
         return next((f for i, (a, b) in pairs if (f := _first_difference(a, b, f"{where}[{i}]")) is not None), None)
-    return None if one == other else where or "it"
+    return None if left == right else where or "it"
 
 
 def manifest_mismatches(bundle: Bundle) -> list[Mismatch]:
     """Entries of the manifest about graphs and runtimes that differ from what this version writes."""
-    found = []
+    mismatches = []
     specs = graph_specs(bundle)
     keys = Counter((graph.role, graph.precision, graph.dialect) for graph in bundle.graphs)
     for graph in bundle.graphs:
         spec = specs.get((graph.role, graph.precision, graph.dialect))
         if spec is None:
-            found.append(Mismatch(MANIFEST, f"lists {graph.file}, a graph that this model does not have"))
+            mismatches.append(Mismatch(MANIFEST, f"lists {graph.file}, a graph that this model does not have"))
         elif spec.file != graph.file:
-            found.append(Mismatch(MANIFEST, f"says that {graph.file} is the graph {spec.file}"))
+            mismatches.append(Mismatch(MANIFEST, f"says that {graph.file} is the graph {spec.file}"))
     for key, count in keys.items():
         if key in specs and count > 1:
-            found.append(Mismatch(MANIFEST, f"lists the graph {specs[key].file} {count} times"))
+            mismatches.append(Mismatch(MANIFEST, f"lists the graph {specs[key].file} {count} times"))
     for together in _written_together(bundle):
         files = {(spec.role, spec.precision, spec.dialect): spec.file for spec in together}
         lacking = files.keys() - keys.keys()
         if lacking != files.keys():
             missing = sorted(files[key] for key in lacking)
-            found += [Mismatch(MANIFEST, f"does not list the graph {file}") for file in missing]
+            mismatches += [Mismatch(MANIFEST, f"does not list the graph {file}") for file in missing]
     dialects = runtime_dialects([specs[key] for key in keys if key in specs])
     for runtime in dialects.keys() - bundle.dialects.keys():
-        found.append(Mismatch(MANIFEST, f"does not say which dialects {runtime} runs"))
+        mismatches.append(Mismatch(MANIFEST, f"does not say which dialects {runtime} runs"))
     for side in bundle.tokenizers.keys() - TOKENIZER_FILES.keys():
-        found.append(Mismatch(MANIFEST, f"has a tokenizer of {side!r}, which is neither source nor target"))
+        mismatches.append(Mismatch(MANIFEST, f"has a tokenizer of {side!r}, which is neither source nor target"))
     for precision in bundle.in_float32.keys() - bundle.precisions:
-        found.append(Mismatch(MANIFEST, f"has a budget of {precision}, a precision without graphs"))
+        mismatches.append(Mismatch(MANIFEST, f"has a budget of {precision}, a precision without graphs"))
     for runtime, chosen in bundle.dialects.items():
         if dict(chosen) != dialects.get(runtime):
-            found.append(
+            mismatches.append(
                 Mismatch(MANIFEST, f"gives {runtime} the dialects {dict(chosen)}, not {dialects.get(runtime)}")
             )
-    return [*found, *_entry_mismatches(bundle, specs)]
+    return [*mismatches, *_entry_mismatches(bundle, specs)]
 
 
 def _entry_mismatches(bundle: Bundle, specs: Mapping[tuple[str, str, str], contract.GraphSpec]) -> Iterator[Mismatch]:

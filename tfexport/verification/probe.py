@@ -135,12 +135,13 @@ def _facts(reading: Reading, checkpoint: Checkpoint) -> Iterator[Check]:
     config, count = checkpoint.config, sum(tensor.numel() for tensor in reading.weights.values())
     yield Check("weights", True, f"{len(reading.weights)} tensors of {count:,} numbers, complete and finite")
 
-    def theirs(name: str) -> str:
+    def foreign_name(name: str) -> str:
         return name if reading.family is None else reading.family.foreign_name(name)
 
     target = "encoder.tokens.weight" if config.tie_source_target else "decoder.tokens.weight"
-    tied = [f"source and target embeddings are one ({theirs('encoder.tokens.weight')})"] * config.tie_source_target
-    tied += [f"the output layer is the target embedding ({theirs(target)})"] * config.tie_output
+    embedding = foreign_name("encoder.tokens.weight")
+    tied = [f"source and target embeddings are one ({embedding})"] * config.tie_source_target
+    tied += [f"the output layer is the target embedding ({foreign_name(target)})"] * config.tie_output
     positions = f"{config.positions}: sources to {config.max_source_length} ids"
     if config.is_classifier:
         yield Check("positions", None, f"{positions}; classify marks longer sources too_long")
