@@ -1,7 +1,7 @@
 """The Ray cluster of a run: an existing one, or one on this machine for this run alone.
 
-Ray's own processes take about a twentieth of two CPUs. The actors lose this time on a machine with few CPUs, so most of this
-work is switched off here.
+Ray's own processes collect metrics and events for a dashboard. A cluster of this run alone has none, so they do not collect
+any here.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ import re
 import signal
 import socket
 import threading
-import time
 import warnings
-from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from tfexport.errors import TfexportError
@@ -29,11 +27,6 @@ WITHOUT_METRICS = {
 }
 """Environment variables for a cluster of this run alone. It has no dashboard that shows metrics and events, but without
 these settings its processes collect them. Variables that the user has set win."""
-MOST_REST = 1.5
-"""The longest rest of Ray's scheduling loop between two rounds, in seconds. A round itself waits a tenth for results. At the
-end of an interrupted run, `StreamingExecutor.shutdown` of Ray waits two seconds for a round."""
-LAST_TASKS = 8
-"""The number of last tasks. The shortest of them determines the rest."""
 
 SECONDS_TO_ANSWER = 5.0
 """The seconds after which the head of a cluster counts as missing. Ray itself tries for many minutes."""
@@ -73,8 +66,6 @@ def connect(address: str | None) -> None:
         raise TfexportError(
             f"cannot use the Ray cluster {address}: {about}. Check --address, and the token of the cluster (RAY_AUTH_TOKEN)."
         ) from error
-    if address is None:
-        _end_monitors()
 
 
 def _require_answer(host: str, port: int) -> None:
@@ -111,21 +102,6 @@ def disconnect() -> None:
     ray.shutdown()
 
 
-def _end_monitors() -> None:
-    """End two processes of the cluster that this process started: the log monitor, which reads the logs of workers for the
-    driver, and the monitor that adds machines. They take a hundredth of a core, and Ray waits a second for one of them at
-    the end.
-
-    `ray.init` has no option for this. If a version of Ray lacks the methods, the processes stay.
-    """
-    import ray
-
-    with suppress(AttributeError, RuntimeError, OSError):
-        node = ray._private.worker._global_node
-        node.kill_log_monitor(check_alive=False)
-        node.kill_monitor(check_alive=False)
-
-
 def quiet_ray_data() -> None:
     """Let Ray Data print only warnings and errors. Its log file keeps all messages."""
     import ray.data  # noqa: F401 (it makes the handlers)
@@ -138,51 +114,3 @@ def quiet_ray_data() -> None:
     for handler in logging.getLogger("ray.data").handlers:
         if isinstance(handler, logging.StreamHandler):
             handler.setLevel(logging.WARNING)
-
-
-class Rest:
-    """A callback of `DataContext` that lets the scheduling loop of Ray Data rest between its rounds.
-
-    The loop makes ten rounds a second, even if nothing has changed.
-    """
-
-    seconds = 0.0
-    """The rest, for the one run of this process."""
-
-    def before_execution_starts(self, executor: object) -> None:
-        """Nothing to do."""
-
-    def on_execution_step(self, executor: object) -> None:
-        """After a round."""
-        time.sleep(self.seconds)
-
-    def after_execution_succeeds(self, executor: object) -> None:
-        """Nothing to do."""
-
-    def after_execution_fails(self, executor: object, error: Exception) -> None:
-        """Nothing to do."""
-
-
-class Rhythm:
-    """Determines the rest of Ray's loop from the seconds that actors needed for their last tasks.
-
-    These seconds contain no waiting for the loop, so a rest that was too long does not lengthen the next one.
-
-    Args:
-        actors: the largest number of actors that compute shards.
-    """
-
-    def __init__(self, actors: int) -> None:
-        # An actor has one task in reserve, so a round has to come in half of the time of a task. A task that reads a file
-        # goes only two shards ahead of the loop, so a round has to come for each shard.
-        self._rounds_in_a_task = max(actors, 2)
-        self._seconds: deque[float] = deque(maxlen=LAST_TASKS)
-
-    def rest(self, seconds: float) -> float:
-        """The next rest, in seconds.
-
-        Args:
-            seconds: the time that an actor needed for the task that has just ended.
-        """
-        self._seconds.append(seconds)
-        return min(MOST_REST, min(self._seconds) / self._rounds_in_a_task)

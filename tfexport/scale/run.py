@@ -12,7 +12,6 @@ import json
 import logging
 import math
 import secrets
-import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,7 @@ import pyarrow as pa
 
 from tfexport.errors import TfexportError
 from tfexport.scale.attempts import Attempts, rows_of
-from tfexport.scale.cluster import Rest, Rhythm, connect, quiet_ray_data
+from tfexport.scale.cluster import connect, quiet_ray_data
 from tfexport.scale.manifest import Manifest, RunFolder, Task
 from tfexport.scale.options import ClusterOptions
 from tfexport.scale.records import Done, Record, changed_inputs, read_record, recorded, verified
@@ -41,12 +40,6 @@ READERS = 4
 """The number of files that are read at once. Reading needs less than one CPU, because decoding takes far longer."""
 SHARDS_OF_AN_ACTOR = 2
 """The number of shards that an actor holds: one waits while the other is decoded."""
-SHARDS_AT_END = 4
-"""The number of shards at the end of a run during which Ray's loop does not rest. A result comes out two rounds later."""
-DRIVER_REST_SHARE = 0.9
-"""The share of a rest of Ray's loop for which the driver sleeps, so that it polls less; see `POLL_SECONDS`."""
-POLL_SECONDS = 0.01
-"""The interval in seconds at which Ray Data looks for the next result."""
 
 
 def read_files(batch: Mapping[str, Any], manifest: Manifest, done: Mapping[Shard, str]) -> Iterator[pa.Table]:
@@ -112,7 +105,6 @@ class ShardWriter:
     def _done(self, row: Mapping[str, Any]) -> dict[str, Any]:
         shard, error = Shard(row["file"], row["first"], row["rows"]), row["error"]
         statuses: Mapping[str, int] = {}
-        began = time.perf_counter()
         try:
             statuses = self.write(shard, row["data"], row["input_sha256"]) if shard.rows else {}
         except TfexportError as problem:
@@ -121,8 +113,7 @@ class ShardWriter:
             about = problem.strerror or str(problem)
             error = f"cannot write {self._output.part(shard).uri}: {about}. Make room, then go on with --resume."
         numbers = {"file": shard.file, "first": shard.first, "rows": shard.rows}
-        seconds = time.perf_counter() - began
-        return {**numbers, "seconds": seconds, "statuses": json.dumps(dict(statuses)), "error": error}
+        return {**numbers, "statuses": json.dumps(dict(statuses)), "error": error}
 
     def write(self, shard: Shard, data: bytes, input_sha256: str) -> Mapping[str, int]:
         """Write a shard if it is not done, and return the number of its rows of each status.
@@ -176,11 +167,9 @@ def run(manifest: Manifest, output: RunFolder, task: Task, cluster: ClusterOptio
     done = {record.shard: record.input_sha256 for record in before}  # a part without a record is computed again
     yield from before
     totals: dict[int, int] = {}
-    rows = sum(shard.rows for shard in done)
     if not was_connected:
         connect(cluster.address)
     actors = _actors(cluster, task)
-    rhythm = Rhythm(actors)
     with closing(_results(_dataset(manifest, output, task, cluster, actors, done))) as results:
         for row in results:
             if row["error"]:
@@ -188,13 +177,7 @@ def run(manifest: Manifest, output: RunFolder, task: Task, cluster: ClusterOptio
             shard = Shard(row["file"], row["first"], row["rows"])
             if not shard.rows:
                 totals[shard.file] = shard.first
-            rows += shard.rows
-            left = sum(totals.values()) - rows if len(totals) == len(manifest.inputs) else math.inf
-            if left <= SHARDS_AT_END * manifest.rows_per_shard:
-                Rest.seconds = 0.0
-            elif shard.rows or len(totals) > 1:  # with many small files, their ends are tasks as often as shards
-                Rest.seconds = rhythm.rest(row["seconds"])
-            if shard.rows:
+            else:
                 yield Done(shard, json.loads(row["statuses"]))
     if not was_connected:
         ray.shutdown()  # at the exit of the process, Ray first waits half a second for messages that are not printed here
@@ -249,7 +232,6 @@ def _dataset(
     context.print_on_execution_start = False
     context.target_max_block_size = 1  # a block for each shard: actors take blocks
     context.target_min_block_size = 0
-    context.custom_execution_callback_classes = [Rest]
     context.memory_usage_poll_interval_s = None  # for statistics alone: 5 ms of each second of an actor
     context.execution_options.resource_limits = context.execution_options.resource_limits.copy(
         object_store_memory=cluster.buffer_mib << 20
@@ -273,27 +255,9 @@ def _dataset(
 
 
 def _results(dataset: Any) -> Generator[Mapping[str, Any]]:
-    """The rows of a dataset as they are computed.
-
-    `iter_rows` gives the same, but one of its threads always waits for the next row. That takes time; see `POLL_SECONDS`.
-    """
-    import ray
-
-    bundles = iter(dataset.iter_internal_ref_bundles())
-    try:
-        while True:
-            asked = time.monotonic()
-            bundle = next(bundles, None)
-            if bundle is None:
-                return
-            has_waited = time.monotonic() - asked >= POLL_SECONDS
-            for block in ray.get(list(bundle.block_refs)):
-                yield from block.to_pylist()
-            # A round of Ray's loop has just ended, and nothing comes during the rest. Other results of the round can wait.
-            if has_waited:
-                time.sleep(DRIVER_REST_SHARE * Rest.seconds)
-    finally:
-        Rest.seconds = 0.0
+    """The rows of a dataset as they are computed."""
+    for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
+        yield from batch.to_pylist()
 
 
 def _room(resources: Mapping[str, float], threads: int, gpus: float, *, may_grow: bool) -> int:

@@ -1,4 +1,4 @@
-"""How long Ray's scheduling loop rests between two rounds, and which programs are no cluster."""
+"""Which programs are no cluster."""
 
 from __future__ import annotations
 
@@ -11,24 +11,7 @@ import pytest
 
 from tfexport.errors import TfexportError
 from tfexport.scale import cluster
-from tfexport.scale.cluster import LAST_TASKS, MOST_REST, Rhythm
 from tfexport.scale.options import ClusterOptions
-
-
-@pytest.mark.parametrize(("actors", "rest"), [(1, 0.3), (2, 0.3), (100, 0.006)])
-def test_the_rest_is_half_of_a_task_or_the_time_between_two_shards(actors: int, rest: float) -> None:
-    assert Rhythm(actors).rest(0.6) == pytest.approx(rest)
-
-
-def test_the_rest_is_that_of_the_shortest_task_among_the_last() -> None:
-    rhythm = Rhythm(2)
-    assert [rhythm.rest(seconds) for seconds in (2.0, 2.0, 0.02)] == pytest.approx([1.0, 1.0, 0.01])
-    assert [rhythm.rest(2.0) for _ in range(LAST_TASKS)] == pytest.approx([0.01] * (LAST_TASKS - 1) + [1.0])
-
-
-def test_the_rest_is_never_longer_than_ray_waits_for_the_end_of_its_loop() -> None:
-    assert Rhythm(1).rest(3600.0) == MOST_REST
-    assert MOST_REST + 0.1 < 2  # `StreamingExecutor.shutdown` of Ray 2.60, after a round that waits a tenth for results
 
 
 @contextmanager

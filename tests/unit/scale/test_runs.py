@@ -27,7 +27,6 @@ from tfexport.scale.manifest import Manifest, RunFolder, Task
 from tfexport.scale.options import ClusterOptions, CorpusOptions, TextColumn
 from tfexport.scale.records import Record, read_record
 from tfexport.scale.row_function import Row
-from tfexport.scale.run import SHARDS_AT_END
 from tfexport.scale.shards import Input, Shard
 from tfexport.scale.storage import Place
 
@@ -216,8 +215,6 @@ class Corpus:
         self.at_start: list[str] = []
         """What lay in the folder when the first shard was read."""
         monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
-        self.seconds = 0.0
-        """That a shard takes, as its actor tells."""
         monkeypatch.setattr(runs, "_actors", lambda *_: ACTORS)
         monkeypatch.setattr(runs, "_dataset", lambda *given: given[-1])
         monkeypatch.setattr(runs, "_results", self.computed)
@@ -228,7 +225,7 @@ class Corpus:
         writer = runs.ShardWriter(self.manifest, self.output, self.task, runs.Driver.of(self.output))
         for table in runs.read_files({"file": [0]}, self.manifest, done):
             if table["first"][0].as_py() not in self.lost:
-                yield from ({**row, "seconds": self.seconds} for row in writer(table).to_pylist())
+                yield from writer(table).to_pylist()
 
     def actor(self) -> tuple[runs.ShardWriter, Iterator[Any]]:
         """An actor of this run, and the shards of its input."""
@@ -266,25 +263,6 @@ def test_a_run_leaves_its_output_and_a_summary(corpus: Corpus) -> None:
     assert corpus.summary == WHOLE
 
 
-@pytest.mark.parametrize(("name", "at_end"), [("in.parquet", SHARDS_AT_END + 1), ("in.txt", 0)])
-def test_the_loop_has_no_rest_at_a_known_end(
-    corpus: Corpus, monkeypatch: pytest.MonkeyPatch, name: str, at_end: int
-) -> None:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    path = corpus.folder.parent / name
-    if name == "in.txt":
-        path.write_text("a\n" * 40, encoding="utf-8")
-    else:
-        parquet.write_table(pa.table({"text": ["a"] * 40}), path)
-    corpus.manifest = replace(corpus.manifest, inputs=[Input.of(Place.of(str(path)))])
-    monkeypatch.setattr(corpus, "seconds", 2.0)
-    found = [runs.Rest.seconds for _ in runs.run(corpus.manifest, corpus.output, corpus.task, ClusterOptions())]
-    shards = 40 // corpus.manifest.rows_per_shard
-    assert found == [2.0 / ACTORS] * (shards - at_end) + [0.0] * at_end
-
-
 @pytest.mark.parametrize(("asked", "found"), [(None, 3), (9, 9)])
 def test_as_many_actors_as_asked_for_or_as_there_is_room_for(
     monkeypatch: pytest.MonkeyPatch, asked: int | None, found: int
@@ -292,56 +270,6 @@ def test_as_many_actors_as_asked_for_or_as_there_is_room_for(
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(cluster_resources=lambda: {"CPU": 7.0}))
     task: Any = SimpleNamespace(options={"threads": 2})
     assert runs._actors(ClusterOptions(actors=asked), task) == found
-
-
-def test_the_driver_sleeps_in_rests_if_it_had_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, sleeps = 100.0, []
-    waits = [0.0, 5.0, 0.001, runs.POLL_SECONDS]
-    clock = SimpleNamespace(monotonic=lambda: now, sleep=lambda seconds: sleeps.append(round(seconds / rest, 3)))
-    monkeypatch.setattr(runs, "time", clock)
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda refs: refs))
-    rest = 0.5
-    monkeypatch.setattr(runs.Rest, "seconds", rest)
-
-    def bundles() -> Iterator[Any]:
-        nonlocal now
-        for number, seconds in enumerate(waits):
-            now += seconds
-            blocks = [SimpleNamespace(to_pylist=lambda number=number: [number, number])] * 2
-            yield SimpleNamespace(block_refs=blocks)
-
-    dataset = SimpleNamespace(iter_internal_ref_bundles=bundles)
-    found = [(row, len(sleeps)) for row in runs._results(dataset)]
-    assert found == [(0, 0)] * 4 + [(1, 0)] * 4 + [(2, 1)] * 4 + [(3, 1)] * 4
-    assert sleeps == [runs.DRIVER_REST_SHARE] * 2
-    assert 0.5 < runs.DRIVER_REST_SHARE < 1  # it polls less, and does not miss the next round
-    assert runs.Rest.seconds == 0.0  # for other datasets of this process
-
-
-def test_an_actor_tells_how_long_a_shard_took(corpus: Corpus) -> None:
-    writer, tables = corpus.actor()
-    assert all(0 < row["seconds"] < 60 for table in tables for row in writer(table).to_pylist())
-
-
-@pytest.mark.parametrize(("files", "rest"), [(1, 0.5), (3, 0.001 / 4)])
-def test_the_loop_has_no_rest_with_small_files(
-    corpus: Corpus, monkeypatch: pytest.MonkeyPatch, files: int, rest: float
-) -> None:
-    inputs = []
-    for file in range(files):
-        (corpus.folder.parent / f"{file}.txt").write_text("a\n" * 6, encoding="utf-8")
-        inputs.append(Input.of(Place.of(str(corpus.folder.parent / f"{file}.txt"))))
-    corpus.manifest = replace(corpus.manifest, inputs=inputs, rows_per_shard=1 if files == 1 else 6)
-
-    def results(done: Mapping[Shard, str]) -> Iterator[Any]:
-        writer, _ = corpus.actor()
-        for table in runs.read_files({"file": range(files)}, corpus.manifest, done):
-            for row in writer(table).to_pylist():
-                yield {**row, "seconds": 2.0 if row["rows"] else 0.001}
-
-    monkeypatch.setattr(runs, "_results", results)
-    found = [runs.Rest.seconds for _ in runs.run(corpus.manifest, corpus.output, corpus.task, ClusterOptions())]
-    assert found[-1] == pytest.approx(rest)
 
 
 @pytest.mark.parametrize("error", ["", "it broke"])
