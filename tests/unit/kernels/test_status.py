@@ -144,7 +144,7 @@ def test_one_note_says_that_kernels_are_missing(caplog: pytest.LogCaptureFixture
     (record,) = caplog.records
     assert record.getMessage() == (
         "note: decoding without tfexport's kernels, as they were not built: there was no C++ compiler. This is slower, and "
-        "a few outputs may differ from those with kernels: in int8 and int4. Install GCC."
+        "a few outputs may differ from those with kernels, in int8 and int4. Install GCC."
     )
 
 
