@@ -11,11 +11,10 @@ import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # Triton brings it
 
 from tfexport.bundle.reader import open_bundle
-from tfexport.decoding.line_reader import Reader
-from tfexport.decoding.translate import Writer, translate
+from tfexport.decoding.job import Job, Request, Setup
 from tfexport.errors import TfexportError
+from tfexport.option import Given
 from tfexport.runtimes import load_runtime
-from tfexport.search.search import SearchOptions
 
 Row = tuple[bytes, bytes, float]
 """Translation, status and score of a line."""
@@ -31,15 +30,17 @@ class TritonPythonModel:
             TfexportError: the bundle has been changed, or the runtime cannot run here.
         """
         parameters = json.loads(args["model_config"])["parameters"]
-        given = {name: parameter["string_value"] for name, parameter in parameters.items()}
+        settings = {name: parameter["string_value"] for name, parameter in parameters.items()}
         bundle = open_bundle(Path(args["model_repository"]) / args["model_version"] / "bundle")
-        self._runtime = load_runtime(given["runtime"], bundle, precision=given["precision"])  # type: ignore[arg-type]
-        self._reader, self._writer = Reader.of(bundle, None), Writer.of(bundle, None)
-        self._batch_size = int(given["batch_size"])
-        self._options = SearchOptions(
-            beam=int(given["beam"]),
-            length_penalty=float(given["length_penalty"]),
-            max_length=int(given["max_length"]),
+        search = {
+            "beam": int(settings["beam"]),
+            "length_penalty": float(settings["length_penalty"]),
+            "max_length": int(settings["max_length"]),
+        }
+        self._job = Job(
+            setup=Setup.of(bundle, Request(search=Given(search))),
+            runtime=load_runtime(settings["runtime"], bundle, precision=settings["precision"]),  # type: ignore[arg-type]
+            batch_size=int(settings["batch_size"]),
         )
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -50,15 +51,15 @@ class TritonPythonModel:
 
     def _rows(self, lines: list[bytes]) -> list[Row]:
         try:
-            results = list(translate(self._runtime, self._reader, lines, self._options, batch_size=self._batch_size))
+            results = list(self._job.lines(lines))
         except TfexportError as error:
-            if len(lines) > 1:  # alone, so that what one line runs into costs no other its translation
+            if len(lines) > 1:  # alone, so that the error of one line costs no other its translation
                 return [row for line in lines for row in self._rows([line])]
             pb_utils.Logger.log_error(f"translate: {error}")
             return [(b"", b"failed", 0.0)]
         return [
             (
-                self._writer.line(result).encode(),
+                self._job.setup.writer.line(result).encode(),
                 result.status.encode(),
                 result.hypotheses[0].score if result.hypotheses else 0.0,  # not NaN, which JSON does not have
             )

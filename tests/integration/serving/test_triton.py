@@ -342,7 +342,7 @@ def test_requests_are_decoded_together_and_answered_apart(
         together.append(len(lines))
         return translate(runtime, reader, lines, *rest, **options)
 
-    monkeypatch.setattr(server.module, "translate", counted)
+    monkeypatch.setattr("tfexport.decoding.job.translate", counted)
     responses = server.execute(request(LINES[:1]), request([]), request(LINES[1:5], 4, 1), request(LINES[5:], 1))
     assert together == [len(LINES)]
     assert [row for response in responses for row in response.rows()] == wanted_rows(bundle, LINES)
@@ -360,8 +360,8 @@ def test_a_line_that_fails_costs_no_other_its_translation(
             raise TfexportError("a source of 99 ids is more than the 64 planned for.")
         return translate(runtime, reader, lines, *rest, **options)
 
-    monkeypatch.setattr(server.module, "translate", fail_at_a_line)
     wanted = wanted_rows(bundle, LINES)
+    monkeypatch.setattr("tfexport.decoding.job.translate", fail_at_a_line)
     wanted[4] = (b"", b"failed", 0.0)
     (response,) = server.execute(request(LINES))
     assert response.rows() == wanted
@@ -371,7 +371,7 @@ def test_a_line_that_fails_costs_no_other_its_translation(
 def test_translate_in_half_precision(all_precisions: Bundle, tmp_path: Path, serve: Callable[..., Server]) -> None:
     written = write_repository(all_precisions, tmp_path / "models", precision="float16").directory
     server = serve(written, {**PARAMETERS, "precision": "float16"})
-    assert server.model._runtime.precision == "float16"
+    assert server.model._job.runtime.precision == "float16"
     (response,) = server.execute(request(LINES))
     assert [status for _, status, _ in response.rows()][1:4] == [b"empty", b"invalid_utf8", b"too_long"]
 
