@@ -207,7 +207,7 @@ def test_several_workers_share_what_waits() -> None:
     assert [len(orders.add) for orders in it.orders] == [5, 5]
 
 
-def test_lanes_of_other_options_take_turns() -> None:
+def test_batches_of_other_kinds_take_turns() -> None:
     it = driver()
     for options in ({}, {"beam": 2}, {"samples": 2}, {"beam": 3}):
         ask(it, options=SearchOptions(**{"min_length": 19, "max_length": 20, **options}))
