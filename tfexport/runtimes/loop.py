@@ -1,4 +1,6 @@
-"""Exported graphs over fixed buffers: ONNX Runtime on a GPU, TensorRT, and the portable graphs on a CPU.
+"""`LoopRuntime`: exported graphs over fixed buffers, for ONNX Runtime on a GPU, TensorRT, and the portable graphs on a CPU.
+
+The loop over steps itself is `steps_of` in `search/search_batch.py`.
 
 A library brings `Graphs`: how to run each graph of the contract on tensors at given addresses. Everything else is here and
 in the modules below:
@@ -7,7 +9,7 @@ in the modules below:
     step     tokens ──decoder_step──> logits and best tokens; writes one slot of the cache, in place (`row_state.py`)
     select   before the next step, a beam reorder gathers the cache into a second buffer, and the two take turns (an identity
              moves nothing); where there is a step for a shared cache, it moves rows of a mask (`shared_cache_state.py`);
-             sentences that are done leave their places empty until a smaller batch is to be had for one gather
+             finished sentences leave their places empty, until one gather makes a smaller batch
     growth   a full cache is copied into the next larger bucket
     ahead    several steps in one launch, where the library has graphs that choose tokens (`launches.py`)
 

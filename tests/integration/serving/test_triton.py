@@ -270,7 +270,6 @@ def request(lines: list[bytes], *shape: int) -> list[FakeTensor]:
 class Server:
     """What Triton's Python backend does with translate/1/model.py."""
 
-    module: ModuleType
     model: Any
     logged: list[str]
 
@@ -295,7 +294,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, dict[str, str]], S
         given = {"parameters": {name: {"string_value": value} for name, value in parameters.items()}}
         folder = str(repository / "translate")
         model.initialize({"model_config": json.dumps(given), "model_repository": folder, "model_version": "1"})
-        return Server(module, model, logged)
+        return Server(model, logged)
 
     return start
 
