@@ -6,6 +6,8 @@ import json
 from functools import cache
 from typing import Any
 
+import pytest
+
 from makers.paths import DATA
 from tests.support.constrained import model_of
 from tfexport.runtimes.pytorch import TorchRuntime
@@ -36,11 +38,12 @@ def same(found: list[Hypothesis], nbest: list[tuple[list[int], float]]) -> bool:
     )
 
 
-def test_n_best_lists_are_fairseq_s_own() -> None:
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.thorough)])
+def test_n_best_lists_are_fairseq_s_own(every: int) -> None:
     """At the limit fairseq leaves out some of its hypotheses; which of them depends on the order in which `torch.topk` gives
     candidates of probability 0. So there its lists are parts of ours, with the same best."""
     n_same, n_parts = {"ordered": 0, "unordered": 0}, 0
-    for case in CASES:
+    for case in CASES[every - 1 :: every]:
         found, nbest = found_in(case), case["nbest"]
         at_limit = len(nbest) < case["beam"] or any(len(ids) == LIMIT for ids, _ in nbest)
         if not at_limit:
@@ -52,9 +55,9 @@ def test_n_best_lists_are_fairseq_s_own() -> None:
             assert list(found[0].ids) == theirs[0]
             n_parts += 1
         assert not any(one.missing for one in found)
-    assert sum(n_same.values()) > 200
-    assert min(n_same.values()) > 70
-    assert n_parts < 40
+    assert sum(n_same.values()) > 200 // every
+    assert min(n_same.values()) > 70 // every
+    assert n_parts < 40 / every
 
 
 def test_the_cases_have_what_is_hard() -> None:

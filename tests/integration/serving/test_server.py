@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -16,9 +15,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from makers.processes import ENVIRONMENT, TFEXPORT, children
+from makers.processes import children
 from makers.servers import Running, serving, workers
 from makers.serving_bundle import write_bundle
+from tests.support.commands import Run
 from tests.support.shared import made_once
 from tfexport.bundle.reader import open_bundle
 
@@ -182,11 +182,10 @@ def test_a_second_signal_ends_at_once(bundle: Path, tmp_path: Path) -> None:
         assert it.process.wait(20) == 143
 
 
-def test_what_cannot_be_served_is_told_before_the_port_is_opened(bundle: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_served_is_told_before_the_port_is_opened(bundle: Path, tmp_path: Path, run: Run) -> None:
     def said(*arguments: object) -> str:
-        command = [TFEXPORT, "serve", *map(str, arguments), "--workers", "1"]
-        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 2, done.stderr
+        done = run("serve", *arguments, "--workers", 1)
+        assert done.code == 2, done.stderr
         assert "running on" not in done.stderr
         return done.stderr.splitlines()[-1]
 

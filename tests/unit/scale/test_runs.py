@@ -216,6 +216,8 @@ class Corpus:
         """What lay in the folder when the first shard was read."""
         monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
         monkeypatch.setattr(runs, "_actors", lambda *_: ACTORS)
+        # It visits all objects of the process, which are many here, and keeps them for good.
+        monkeypatch.setattr(runs, "leave_out_of_collections", lambda: None)
         monkeypatch.setattr(runs, "_dataset", lambda *given: given[-1])
         monkeypatch.setattr(runs, "_results", self.computed)
 

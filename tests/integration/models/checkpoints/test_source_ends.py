@@ -73,6 +73,7 @@ def test_ends_of_sources_are_asked_for_where_text_is_read(own: nn.Module, tmp_pa
     load_checkpoint(tmp_path / "model.pt", hints_of("tutorial"))  # lines of ids are complete by themselves
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("template", [("$A", "<eos>"), ("<bos>", "$A"), ("<bos>", "$A", "<eos>")])
 def test_the_template_of_a_tokenizer_decides(own: nn.Module, tmp_path: Path, template: tuple[str, ...]) -> None:
     given = {"src_vocab": vocabulary(tmp_path / "tokenizer.json", *template)}

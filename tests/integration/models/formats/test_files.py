@@ -402,6 +402,7 @@ def test_safetensors_are_known_by_their_content(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path / "ckpt.pt", HINTS).family == "tutorial"
 
 
+@pytest.mark.sampled(every=7)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.float8_e4m3fn, torch.complex64])
 @pytest.mark.parametrize("direction", [(), (0, 3), (3, 0), (3, 4), (2, 3, 4)])
 @pytest.mark.parametrize("magnitude", [(), (1,), (3, 1), (1, 4), (3, 4), (0, 1), (2, 1, 1), (1, 3, 1)])

@@ -27,6 +27,7 @@ class Deviating(Tutorial):
         return logits + 1e-3 * torch.as_tensor(self.deviates(src, trg)) * logits.sin()
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     "deviates",
     [

@@ -98,6 +98,7 @@ def with_one_hot_vectors(module: Model) -> None:
     module.src, module.tgt = OneHot(), Scattered()
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("change", "fields"),
     [

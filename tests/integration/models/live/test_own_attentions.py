@@ -146,6 +146,7 @@ def with_attentions(kind: type[Axes]) -> nn.Module:
     return module
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     "module",
     [

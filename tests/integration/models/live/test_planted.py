@@ -188,6 +188,7 @@ class Own(nn.Module):
         return logits
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("kind", PLANTED)
 def test_every_wrong_reading_is_refused(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fields, faults = PLANTED[kind]

@@ -188,6 +188,7 @@ def without_positions(module: Tutorial) -> None:
     module.table.zero_()
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("change", "fields"),
     [
