@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from numbers import Integral, Real
 from pathlib import Path
@@ -30,7 +31,7 @@ MOST_THREADS = 256
 _SHOWN = 60
 _SOURCES = "Give a string, a list of strings, or a list of lists of tokens."
 _PHRASES = "Give a list of strings for each sentence."
-_NOT_OF_SEARCH = (
+NOT_OF_SEARCH = (
     *("batch_size", "workers", "prefix", "shortlist", "constraints", "glossary"),
     *declared(KeepOptions),
     *declared(AlignmentOptions),
@@ -280,16 +281,29 @@ class Keywords:
         Raises:
             TfexportError: the method has no such option, or its value cannot be used.
         """
+        try:  # requests to a server have few kinds of options
+            return _parsed(groups, *chain.from_iterable(options.items()))
+        except TypeError:  # a list cannot be hashed
+            return cls._parse(options, groups)
+
+    @classmethod
+    def _parse(cls, options: Mapping[str, Any], groups: tuple[type, ...]) -> Keywords:
         names = {name for group in groups for name in declared(group)}
         search = {name: value for name, value in options.items() if name not in names}
         others = {name: value for name, value in options.items() if name in names}
         return cls(
-            Given.parse(SearchOptions, search, others=_NOT_OF_SEARCH),
+            Given.parse(SearchOptions, search, others=NOT_OF_SEARCH),
             group_of(AlignmentOptions, others),
             group_of(KeepOptions, others),
             group_of(BatchLimits, others),
             group_of(DocumentOptions, {"split": "sentences"} | {n: v for n, v in others.items() if v is not None}),
         )
+
+
+@lru_cache(maxsize=128, typed=True)  # typed, because 1 == True, and a flag is no number
+def _parsed(groups: tuple[type, ...], *names_and_values: Any) -> Keywords:
+    names, values = names_and_values[::2], names_and_values[1::2]
+    return Keywords._parse(dict(zip(names, values, strict=True)), groups)
 
 
 def terms_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ class LoadedModel:
 
     def __init__(self, bundle: Bundle, runtime: Runtime):
         self._bundle, self._runtime = bundle, runtime
-        self._setups: dict[Request, Setup] = {}
+        # The cache must not refer to this object, or only a garbage collection would free the bundle.
+        self._kept_setup = lru_cache(MOST_SETUPS)(partial(_new_setup, bundle))
         for side in ("source", "target"):
             bundle.tokenizer(side)  # load now: another bundle may replace the folder later
 
@@ -99,14 +101,9 @@ class LoadedModel:
     def _setup(self, request: Request, terms: Terminology | None = None, shortlist: Shortlist | None = None) -> Setup:
         """The setup of a request, with terms and a shortlist. Setups are cached, because requests have few kinds."""
         require_shortlist(shortlist)
-        setup = self._setups.get(request)
-        if setup is None:
-            setup = Setup.of(self._bundle, request)
-            for note in setup.defaults.notes():
-                _log.info(note)
-            reads_file = request.alignments.unk_dictionary is not None  # which may have changed at the next call
-            if len(self._setups) < MOST_SETUPS and not reads_file:
-                self._setups[request] = setup
+        # A file may change before the next call, and lists may be long: such setups are not kept.
+        is_kept = request.alignments.unk_dictionary is None and not _has_lists(request)
+        setup = self._kept_setup(request) if is_kept else _new_setup(self._bundle, request)
         return replace(setup.with_terms(terms), shortlist=shortlist)
 
     def _setup_of(
@@ -147,3 +144,14 @@ class LoadedModel:
             max_batch_tokens=keywords.limits.max_batch_tokens,
             workers=workers,
         )
+
+
+def _new_setup(bundle: Bundle, request: Request) -> Setup:
+    setup = Setup.of(bundle, request)
+    for note in setup.defaults.notes():
+        _log.info(note)
+    return setup
+
+
+def _has_lists(request: Request) -> bool:
+    return any(isinstance(value, tuple) for value in request.search.values())

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tfexport.api.arguments import group_of, path_of, precision_of, require_runtime
+from tfexport.api.arguments import NOT_OF_SEARCH, group_of, path_of, precision_of, require_runtime
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.job import Job, Request, Setup
 from tfexport.decoding.request_options import RuntimeOptions
@@ -154,4 +154,6 @@ def _request(options: Mapping[str, Any]) -> Request:
     for name, reason in WITHOUT_EFFECT.items():
         if options.get(name):
             raise TfexportError(f"{name} has no effect on a corpus: {reason}. Leave it out.")
-    return Request(search=Given.parse(SearchOptions, options), input_format="text", output_format="text")
+    return Request(
+        search=Given.parse(SearchOptions, options, others=NOT_OF_SEARCH), input_format="text", output_format="text"
+    )

@@ -345,6 +345,9 @@ def let_go_on(continuations: Continuations, is_eos: NDArray[np.bool_], ending: I
     for field in continuations:
         assert field.flags.c_contiguous
         field.reshape(-1)[targets] = field.take(sources)
+    ended = is_eos.take(sources)
+    if np.count_nonzero(ended):
+        continuations.log_probs.reshape(-1)[targets[ended]] = -np.inf
 
 
 def rank_continuations(log_probs: LogProbs, best: Best, count: int) -> Continuations:

@@ -17,7 +17,7 @@ continues with the best `beam`, including those that end in eos. So an output an
 Sources: `generate` of Transformers 5 (its documentation of `GenerationConfig`, and `_beam_search`); CTranslate2 4
 (documentation of `Translator.translate_batch`, which OpenNMT models are decoded with, and `decoding.cc`); fairseq 0.12
 (`SequenceGenerator`); Marian 1.12 (`--normalize`, `--max-length-factor` and `--allow-unk` of marian-decoder, and
-`beam_search.cpp`); JoeyNMT 2.3 (`search/search.py`, and the defaults of `testing` in `config.py`).
+`beam_search.cpp`); JoeyNMT 2.3 (`joeynmt/search.py`, and the defaults of `testing` in `config.py`).
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import tfexport
 from makers.scheduling import drive, problems
 from makers.serving_bundle import write_bundle
 from makers.tiny import SRC_VOCAB
+from tfexport.api.loaded import MOST_SETUPS
 from tfexport.bundle.reader import Bundle
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.ort_cpu.greedy_state import GreedyState
@@ -235,3 +236,15 @@ def has_ended(process: int) -> bool:
             return True
         time.sleep(0.01)
     return False
+
+
+def test_setups_are_kept_but_not_those_with_lists(tiny_bundle: Path) -> None:
+    """A client that sends other lists with each request fills no memory, and takes no place from the usual requests."""
+    model = tfexport.load(tiny_bundle, threads=1)
+    for index in range(MOST_SETUPS + 50):
+        model.search_options(bad_words=[[4 + index % 10, 5 + index // 10]])
+        model.search_options(beam=4, length_penalty=index / 1000)
+        model.search_options(beam=3)
+    kept = model._kept_setup.cache_info()
+    assert kept.currsize == MOST_SETUPS
+    assert kept.hits == MOST_SETUPS + 49  # of the one that comes again and again

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tfexport.api.arguments import (
+    Keywords,
     count_of,
     flag_of,
     id_sources_of,
@@ -23,6 +24,7 @@ from tfexport.api.arguments import (
     sources_of,
     tolerance_of,
 )
+from tfexport.decoding.request_options import AlignmentOptions
 from tfexport.errors import TfexportError
 
 IDS = [[14, 15, 3], [7, 3]]
@@ -123,3 +125,14 @@ def test_a_wrong_argument_is_named(function: Callable[[Any], Any], given: Any, m
     with pytest.raises(TfexportError) as error:
         function(given)
     assert str(error.value).startswith(message)
+
+
+def test_keywords_are_parsed_once_and_keep_their_types() -> None:
+    first = Keywords.parse({"beam": 1, "alignments": "hard"}, AlignmentOptions)
+    assert Keywords.parse({"beam": 1, "alignments": "hard"}, AlignmentOptions) is first
+    assert dict(first.search) == {"beam": 1}
+    assert first.alignments.alignments == "hard"
+    with pytest.raises(TfexportError, match="beam is True"):  # although True == 1, and they have the same hash
+        Keywords.parse({"beam": True, "alignments": "hard"}, AlignmentOptions)
+    lists = Keywords.parse({"bad_words": [[4, 5]]})
+    assert lists.search["bad_words"] == ((4, 5),)
