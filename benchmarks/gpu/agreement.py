@@ -16,7 +16,7 @@ from tfexport.runtimes.base import FloatArray, IntArray
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search.search import SearchOptions, pad, search
 from tfexport.search.token_rules import log_softmax
-from tfexport.verification.expected import as_inputs
+from tfexport.verification.reference_outputs import as_inputs
 from tfexport.verification.report import LIMITS
 
 BATCH = 32

@@ -17,7 +17,7 @@ from tfexport.runtimes.base import FloatArray, IntArray, Runtime
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search.search import SearchOptions, pad, search
 from tfexport.verification.bleu_chrf import Quality
-from tfexport.verification.expected import as_inputs
+from tfexport.verification.reference_outputs import as_inputs
 from tfexport.verification.report import kl_divergence
 
 Metric = Literal["bleu", "chrf", "top1", "identical"]

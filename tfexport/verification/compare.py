@@ -26,7 +26,7 @@ from tfexport.runtimes.base import FloatArray, IntArray, Runtime
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search.search import Hypothesis, SearchOptions, search
 from tfexport.search.token_rules import log_softmax, suppressed_ids
-from tfexport.verification.expected import Along, Expected, Memories, Memory
+from tfexport.verification.reference_outputs import Along, Expected, Memories, Memory
 from tfexport.verification.report import LIMITS, Divergence, Errors, ParityReport, Position
 
 

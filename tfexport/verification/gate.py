@@ -16,7 +16,7 @@ from tfexport.runtimes import load_runtime
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search.search import SearchOptions
 from tfexport.verification.compare import compare_all, random_sources
-from tfexport.verification.expected import Memories
+from tfexport.verification.reference_outputs import Memories
 from tfexport.verification.report import ParityReport
 
 SENTENCES, SOURCE, TARGET = 8, 24, 12

@@ -33,7 +33,6 @@ from tfexport.search.search import SearchOptions
 from tfexport.system.processes import return_freed_memory
 from tfexport.verification.bleu_chrf import Quality
 from tfexport.verification.compare import compare, compare_all, random_sources
-from tfexport.verification.expected import as_inputs
 from tfexport.verification.expected_decoding import ExpectedReport, compare_outputs, examples_of
 from tfexport.verification.files import (
     Mismatch,
@@ -45,6 +44,7 @@ from tfexport.verification.files import (
     weights_mismatches,
 )
 from tfexport.verification.options import CompareOptions
+from tfexport.verification.reference_outputs import as_inputs
 from tfexport.verification.report import ParityReport
 from tfexport.verification.structure import structure_mismatches
 

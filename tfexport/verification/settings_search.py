@@ -27,9 +27,9 @@ from tfexport.models.transformer import Transformer
 from tfexport.runtimes.base import FloatArray
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search.search import pad
-from tfexport.verification.expected import as_inputs
 from tfexport.verification.expected_decoding import decoded_differences
 from tfexport.verification.expected_outputs import Difference, Example, Examples
+from tfexport.verification.reference_outputs import as_inputs
 
 _BATCHES = (1, 3, 16)
 """Sentences in a pass: most settings fail at the first one. The last size repeats."""

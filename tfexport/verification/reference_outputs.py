@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tfexport.config import ModelConfig
 from tfexport.graph_checks.rounding import logit_errors
 from tfexport.runtimes.base import IntArray
-from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.runtimes.pytorch import TorchRuntime, TorchState
 from tfexport.search.search import Hypothesis, SearchOptions, pad
 from tfexport.search.token_rules import log_softmax
 
@@ -24,9 +24,9 @@ class Memory:
     sources: Sequence[Sequence[int]]
     src_ids: IntArray
     src_len: IntArray
-    exact: Any
+    exact: TorchState
     """The state in float64."""
-    own: Any
+    own: TorchState
     """The state in float32."""
 
     @classmethod
