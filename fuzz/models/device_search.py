@@ -130,9 +130,18 @@ def check(seed: int, searches: int, folder: Path) -> list[str]:
             ahead, host = outcome(search, runtime, sources, options), outcome(on_host, runtime, sources, options)
         needed = (2 + len(options.end_tokens)) * options.beam + len(options.suppress) + 4
         log_prob = partial(host_log_prob, runtime, plain, options.end_tokens)
-        if not same(ahead, host, exact=one_size and needed <= BEST_TOKENS, log_prob=log_prob):
+        exact = one_size and needed <= BEST_TOKENS
+        if options.profile == "joeynmt" and not exact:
+            # A finished hypothesis keeps its place in this beam, so a tie at the edge of the beam may remove it.
+            ahead, host = (outputs if isinstance(outputs, str) else best_of(outputs) for outputs in (ahead, host))
+        if not same(ahead, host, exact=exact, log_prob=log_prob):
             problems.append(f"seed {seed}, search {number}: {options}\n    ahead {ahead}\n    on the host {host}")
     return problems
+
+
+def best_of(outputs: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+    """The best hypothesis of each source."""
+    return [hypotheses[:1] for hypotheses in outputs]
 
 
 def outcome(run: Any, runtime: Any, sources: Sequence[Any], options: SearchOptions) -> Any:
