@@ -30,7 +30,7 @@ setup: $(VENV)/dev.done
 demo: $(VENV)/export.done
 	$(VENV)/bin/tfexport demo
 
-# Before every push: style, types, layers, and all tests but the thorough ones. At most 6 minutes on two cores.
+# Before every push: style, types, layers, and all tests but the thorough ones.
 test: $(VENV)/dev.done
 	$(MAKE) --jobs 2 --output-sync=target types style
 	$(PYTEST) -m "not thorough"
@@ -44,7 +44,7 @@ style: $(VENV)/dev.done
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/lint-imports
 
-# While you write: tests without model files and processes, but the thorough ones. At most 90 seconds.
+# While you write: tests without model files and processes, but the thorough ones.
 unit: $(VENV)/dev.done
 	$(PYTEST) -m "not thorough" tests/unit
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.base_model import BASE, random_checkpoint
 from benchmarks.paths import RESULTS
-from tfexport.bench.contestants import OWN, Contestant, Failed, Process, Setup, hire
+from tfexport.bench.contestants import OWN, Contestant, Failed, Process, ProcessLayout, hire
 from tfexport.bench.lower_bound import lower_bound
 from tfexport.bench.machine import Peaks, facts
 from tfexport.bench.plan import Plan
@@ -152,7 +152,7 @@ def run(options: argparse.Namespace, folder: Path, record: dict[str, Any]) -> No
         row["floor"] = least(config, precision, peaks, point)
         process = None
         try:
-            setup = Setup(Contestant(OWN, bundle_of(config, precision, folder)), precision, 1, options.threads)
+            setup = ProcessLayout(Contestant(OWN, bundle_of(config, precision, folder)), precision, 1, options.threads)
             process = hire(setup)  # one for each point: a process keeps memory that it once had
             process.ask(setup.load_request([4, 5, 6]))
             row |= measure(process, config, point, options.repeats)

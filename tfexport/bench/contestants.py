@@ -77,7 +77,7 @@ def _pair(argument: str, flag: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class Setup:
+class ProcessLayout:
     """A contestant as one process: a number of workers with a number of threads each, in a precision of the contract."""
 
     contestant: Contestant
@@ -112,14 +112,18 @@ class Setup:
         }
 
 
-def setups(contestant: Contestant, precision: str, threads: int) -> list[Setup]:
+def setups(contestant: Contestant, precision: str, threads: int) -> list[ProcessLayout]:
     """The configurations of a contestant to try: every way to divide `threads` among workers, if it has workers."""
     splits = [(threads // each, each) for each in range(1, threads + 1) if threads % each == 0]
     if contestant.name == OWN:
-        return [Setup(contestant, precision, workers, each) for workers, each in splits]
+        return [ProcessLayout(contestant, precision, workers, each) for workers, each in splits]
     if contestant.name == "ctranslate2":
-        return [Setup(contestant, precision, workers, each, mkl) for mkl in (False, True) for workers, each in splits]
-    return [Setup(contestant, precision, 1, threads)]
+        return [
+            ProcessLayout(contestant, precision, workers, each, mkl)
+            for mkl in (False, True)
+            for workers, each in splits
+        ]
+    return [ProcessLayout(contestant, precision, 1, threads)]
 
 
 class Handle(Protocol):
@@ -221,7 +225,7 @@ class Process:
         return pipe
 
 
-def hire(setup: Setup) -> Process:
+def hire(setup: ProcessLayout) -> Process:
     """Start the process of a setup, without loading the model.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tfexport.bench.contestants import OWN, Setup
+from tfexport.bench.contestants import OWN, ProcessLayout
 from tfexport.bench.lower_bound import lower_bound
 from tfexport.bench.machine import Peaks
 from tfexport.config import ModelConfig
@@ -18,7 +18,7 @@ from tfexport.config import ModelConfig
 class Attempt:
     """A setup with a batch size in one cell, and its measurements."""
 
-    setup: Setup
+    setup: ProcessLayout
     batch: int
     trial: float | None = None
     """The seconds of its trial; None if the trial failed."""

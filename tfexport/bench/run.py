@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tfexport.bench.contestants import OWN, PROFILED, Contestant, Failed, Handle, Process, Setup, hire, setups
+from tfexport.bench.contestants import OWN, PROFILED, Contestant, Failed, Handle, Process, ProcessLayout, hire, setups
 from tfexport.bench.machine import ONE_THREAD, Peaks, busy_cpus, facts
 from tfexport.bench.plan import Cell, Plan, Sources
 from tfexport.bench.rows import Attempt, cell_record
@@ -46,15 +46,15 @@ at least `FEWEST_CALLS`."""
 class Team:
     """The processes of the cells that share a precision and threads. Each process starts when it is first needed."""
 
-    hire: Callable[[Setup], Handle]
+    hire: Callable[[ProcessLayout], Handle]
     first: list[int]
     """The sentence that each process decodes after loading."""
-    loaded: dict[Setup, dict[str, Any]] = field(default_factory=dict)
+    loaded: dict[ProcessLayout, dict[str, Any]] = field(default_factory=dict)
     """The answers of the processes to `load`."""
-    _handles: dict[Setup, Handle] = field(default_factory=dict)
-    _lost: dict[Setup, str] = field(default_factory=dict)
+    _handles: dict[ProcessLayout, Handle] = field(default_factory=dict)
+    _lost: dict[ProcessLayout, str] = field(default_factory=dict)
 
-    def ask(self, setup: Setup, request: Mapping[str, Any]) -> dict[str, Any]:
+    def ask(self, setup: ProcessLayout, request: Mapping[str, Any]) -> dict[str, Any]:
         """Raises Failed if the process cannot be loaded or the request fails. A failed process gets no further requests."""
         if setup in self._lost:
             raise Failed(self._lost[setup])
@@ -76,7 +76,7 @@ class Team:
         for setup in list(self._handles):
             self._let_go(setup)
 
-    def _let_go(self, setup: Setup) -> None:
+    def _let_go(self, setup: ProcessLayout) -> None:
         handle = self._handles.pop(setup, None)
         if handle is not None:
             handle.close()
@@ -99,7 +99,7 @@ class Bench:
         contestants: Sequence[Contestant],
         plan: Plan,
         peaks: Mapping[int, Peaks],
-        hire: Callable[[Setup], Handle],
+        hire: Callable[[ProcessLayout], Handle],
         say: Callable[[str], None],
     ):
         _require_tokens(config, plan)
@@ -148,7 +148,9 @@ class Bench:
             **cell_record(self._config, self._peaks[cell.threads], stream, cell.beam, attempts, best),
         }
 
-    def _tried(self, team: Team, setup: Setup, cell: Cell, stream: Sources, fastest: float | None) -> list[Attempt]:
+    def _tried(
+        self, team: Team, setup: ProcessLayout, cell: Cell, stream: Sources, fastest: float | None
+    ) -> list[Attempt]:
         """The trials of one setup. With a free batch size, these are the sizes on the way to its best one."""
         if cell.batch is not None:
             return [self._trial(team, setup, cell.batch, cell, stream, fastest)]
@@ -164,7 +166,7 @@ class Bench:
         return list(tried.values())
 
     def _trial(
-        self, team: Team, setup: Setup, batch: int, cell: Cell, stream: Sources, fastest: float | None
+        self, team: Team, setup: ProcessLayout, batch: int, cell: Cell, stream: Sources, fastest: float | None
     ) -> Attempt:
         """Decode once for warm-up and once or twice for time. A contestant that is known as slow decodes only once."""
         attempt = Attempt(setup, batch)

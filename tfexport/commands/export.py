@@ -51,15 +51,15 @@ def export(
     """Export a checkpoint to a bundle: ONNX graphs, weights, tokenizers and a manifest, checked against PyTorch."""
     from tfexport.commands.export_targets import telling_of_lost_engines
 
-    request = Request(checkpoint, output, described, graphs, budgets, target, engines, runtime, beam, force)
-    loaded = request.load()
-    directory, wanted = request.directory, request.wanted()
+    flags = Flags(checkpoint, output, described, graphs, budgets, target, engines, runtime, beam, force)
+    loaded = flags.load()
+    directory, wanted = flags.directory, flags.wanted()
     wanted.check(loaded.config)
     with telling_of_lost_engines(directory):
-        print_export(loaded, request.run(loaded))
+        print_export(loaded, flags.run(loaded))
         wanted.write(directory)
     if not loaded.confirmation.by and not loaded.config.is_classifier:  # neither option reads a classifier
-        print(f"  confirm it with your own code: {request.with_module()}")
+        print(f"  confirm it with your own code: {flags.with_module()}")
         print("  or with the outputs of your own program: add --expect FILE to this command")
     if loaded.config.is_classifier:
         print(f"next: tfexport classify {directory} INPUT")
@@ -68,8 +68,8 @@ def export(
 
 
 @dataclass(frozen=True)
-class Request:
-    """The request that the flags of `export` describe."""
+class Flags:
+    """The flags of `export`."""
 
     checkpoint: Path
     output: Path | None

@@ -37,7 +37,7 @@ from tfexport.graph_checks.definition import Definition
 from tfexport.graph_checks.rounding import SAMPLES, Rounding
 from tfexport.graph_checks.screening import screening_distances
 from tfexport.graph_checks.session import HALVES, Session
-from tfexport.graph_checks.values import Followed, Place, distances, places_of
+from tfexport.graph_checks.values import Followed, TracedValue, distances, places_of
 from tfexport.graph_checks.weights import misplaced
 from tfexport.models.float64 import InFloat64
 from tfexport.models.model import Model
@@ -222,7 +222,7 @@ def _checked(
     return GraphCheck(graph.file, (*elsewhere, *values), with_kernels)
 
 
-def _absent(graph: contract.GraphSpec, places: Iterable[Place], case: Followed) -> list[str]:
+def _absent(graph: contract.GraphSpec, places: Iterable[TracedValue], case: Followed) -> list[str]:
     """The modules that compute something in a graph but have no value in it, and so would not be compared."""
     placed = {path for place in places if place.side == 1 for path in place.modules}
     if graph.step == "decoder_step":  # the memory is an input of the step, computed before

@@ -32,7 +32,7 @@ Value = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
-class Place:
+class TracedValue:
     """A value of a graph, and its place in PyTorch."""
 
     value: str
@@ -56,7 +56,7 @@ _LAYOUT = ("Reshape", "Transpose", "Identity")
 """Operators that compute nothing: an error in their output was already in their input."""
 
 
-def places_of(graph: onnx.GraphProto, model: Model) -> list[Place]:
+def places_of(graph: onnx.GraphProto, model: Model) -> list[TracedValue]:
     """The places of a graph's values in the order of their computation, without duplicates."""
     paths = {path for path, module in model.named_modules() if isinstance(module, COMPARED)}
     joined = {projection.name: tuple(projection.modules) for projection in projections_of(model.config)}
@@ -66,14 +66,14 @@ def places_of(graph: onnx.GraphProto, model: Model) -> list[Place]:
     weights = {tensor.name for tensor in graph.initializer}
     makers = {name: (index, node.name) for index, node in enumerate(graph.node) for name in node.output}
     feeds = {name: node.input[0] for node in graph.node if node.op_type in _LAYOUT for name in node.output}
-    places: dict[str, Place] = {}
+    places: dict[str, TracedValue] = {}
 
     def add(value: str, modules: tuple[str, ...], side: int, call: int = 0, *, without_bias: bool = False) -> None:
         if value and value in makers and value not in places:
             computed = value
             while computed in feeds and feeds[computed] in makers:
                 computed = feeds[computed]
-            places[value] = Place(value, makers[computed][1], modules, side, call, without_bias)
+            places[value] = TracedValue(value, makers[computed][1], modules, side, call, without_bias)
 
     for path, nodes in groups.items():
         modules = joined.get(path, (path,))
@@ -129,20 +129,20 @@ class Followed:
 
     @classmethod
     def of(
-        cls, definition: Definition, case: Case, places: Sequence[Place], computed: Mapping[str, NDArray[Any]]
+        cls, definition: Definition, case: Case, places: Sequence[TracedValue], computed: Mapping[str, NDArray[Any]]
     ) -> Followed:
         own, own_outputs, _ = _followed(definition, definition.own, case, places, computed)
         with InFloat64(), _called(definition.model) as called:
             exact, outputs, slack = _followed(definition, definition.model, case, places, computed)
         return cls(case, computed, exact, own, outputs, own_outputs, slack, frozenset(called))
 
-    def again(self, definition: Definition, places: Sequence[Place], seed: int) -> Followed:
+    def again(self, definition: Definition, places: Sequence[TracedValue], seed: int) -> Followed:
         """The same with another random rounding of PyTorch; see `models/float64.py`."""
         with WithRandomRounding(seed):
             own, own_outputs, _ = _followed(definition, definition.model, self.case, places, self.found)
         return replace(self, own=own, own_outputs=own_outputs)
 
-    def distances(self, place: Place, got: NDArray[Any]) -> Rounding:
+    def distances(self, place: TracedValue, got: NDArray[Any]) -> Rounding:
         """The distances of a value of the graph, without the padding of sources."""
         modules = place.modules if place.side == 1 else place.modules[:1]
         exact, own = (
@@ -166,7 +166,11 @@ class Followed:
 
 
 def _followed(
-    definition: Definition, model: Model, case: Case, places: Sequence[Place], computed: Mapping[str, NDArray[Any]]
+    definition: Definition,
+    model: Model,
+    case: Case,
+    places: Sequence[TracedValue],
+    computed: Mapping[str, NDArray[Any]],
 ) -> tuple[Mapping[Value, Tensor], Outputs, Mapping[str, Tensor]]:
     with torch.inference_mode(), _following(model, places, computed) as seen, definition.rounding() as slack:
         outputs = case.outputs(model)
@@ -192,7 +196,7 @@ def _called(model: Model) -> Iterator[set[str]]:
 
 @contextmanager
 def _following(
-    model: Model, places: Sequence[Place], computed: Mapping[str, NDArray[Any]]
+    model: Model, places: Sequence[TracedValue], computed: Mapping[str, NDArray[Any]]
 ) -> Iterator[Mapping[Value, Tensor]]:
     """A context that collects the values of `model` at `places`, and then replaces them by those `computed` in the graph."""
     replacements: dict[Value, Tensor] = {}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tfexport.bench import contestants
-from tfexport.bench.contestants import Contestant, Failed, Process, Setup
+from tfexport.bench.contestants import Contestant, Failed, Process, ProcessLayout
 
 
 def names(*given: str) -> list[Contestant]:
@@ -52,7 +52,7 @@ REQUEST = {"batch_size": 1, "beam": 1, "min_length": 0, "max_length": 3, "source
 
 
 def test_prints_do_not_break_the_conversation(tmp_path: Path) -> None:
-    setup = Setup(names("optimum")[0], "float32", 1, 1)
+    setup = ProcessLayout(names("optimum")[0], "float32", 1, 1)
     with worker_of(tmp_path, NOISY) as process:
         assert process.ask(setup.load_request([5]))["versions"]["numpy"]
         answer = process.ask({"command": "decode", "outputs": True, **REQUEST})
@@ -67,7 +67,7 @@ def test_prints_do_not_break_the_conversation(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
 def test_a_process_that_has_nothing_to_answer_is_stopped(tmp_path: Path) -> None:
     with worker_of(tmp_path, NOISY) as process:
-        process.ask(Setup(names("optimum")[0], "float32", 1, 1).load_request([5]))
+        process.ask(ProcessLayout(names("optimum")[0], "float32", 1, 1).load_request([5]))
         stat = Path(f"/proc/{process.pid}/stat")
         deadline = time.monotonic() + 10
         while (state := stat.read_text().rpartition(") ")[2][0]) != "T" and time.monotonic() < deadline:
@@ -82,10 +82,10 @@ import sys
 import time
 from pathlib import Path
 
-from tfexport.bench.contestants import Contestant, Process, Setup
+from tfexport.bench.contestants import Contestant, Process, ProcessLayout
 
 process = Process({}, Path(sys.argv[1]))
-process.ask(Setup(Contestant("optimum", Path("x")), "float32", 1, 1).load_request([5]))
+process.ask(ProcessLayout(Contestant("optimum", Path("x")), "float32", 1, 1).load_request([5]))
 print(process.pid, flush=True)
 time.sleep(600)
 """

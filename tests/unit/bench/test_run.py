@@ -16,7 +16,7 @@ from benchmarks.cpu import matrix as cpu_matrix
 from benchmarks.cpu import report as cpu_report
 from tests.support.fakes import ScriptedRuntime, ScriptedState, echo_model, random_model, tiny_config
 from tfexport.bench import peers, worker
-from tfexport.bench.contestants import Contestant, Failed, Setup, contestants_of, setups
+from tfexport.bench.contestants import Contestant, Failed, ProcessLayout, contestants_of, setups
 from tfexport.bench.machine import Peaks
 from tfexport.bench.peers import RuntimePeer
 from tfexport.bench.plan import Cell, Plan, random_sources
@@ -31,7 +31,7 @@ CONFIG = tiny_config(max_target_length=64)
 SOURCES = [[3, 4, 5], [6, 7], [8], [9, 10, 11, 12]]
 PEAKS = {n: Peaks(n, {1: 1e9}, {"float32": 1e9, "int8": 1e9}) for n in (1, 2)}
 
-Seconds = Callable[[Setup, Mapping[str, Any]], float]
+Seconds = Callable[[ProcessLayout, Mapping[str, Any]], float]
 
 
 class Scripted:
@@ -43,9 +43,9 @@ class Scripted:
         self.seconds, self.tokens, self.failing = seconds, tokens or {}, failing or {}
         self.asked: list[tuple[str, str, Mapping[str, Any]]] = []
         """Contestant, configuration and request of everything that was asked."""
-        self.closed: list[Setup] = []
+        self.closed: list[ProcessLayout] = []
 
-    def hire(self, setup: Setup) -> ScriptedHandle:
+    def hire(self, setup: ProcessLayout) -> ScriptedHandle:
         return ScriptedHandle(self, setup)
 
     def decodes(self) -> list[tuple[str, str]]:
@@ -53,7 +53,7 @@ class Scripted:
 
 
 class ScriptedHandle:
-    def __init__(self, script: Scripted, setup: Setup):
+    def __init__(self, script: Scripted, setup: ProcessLayout):
         self.script, self.setup = script, setup
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def test_the_best_configuration_of_each_contestant_counts() -> None:
 
 
 def test_of_two_close_configurations_the_one_that_is_faster_in_the_rounds_counts() -> None:
-    def seconds(setup: Setup, request: Mapping[str, Any]) -> float:
+    def seconds(setup: ProcessLayout, request: Mapping[str, Any]) -> float:
         trial = request.get("outputs", False)
         return {"2 x 1": 1.0 if trial else 3.0, "1 x 2": 1.09 if trial else 2.0}[setup.about]
 
@@ -134,7 +134,7 @@ def test_of_two_close_configurations_the_one_that_is_faster_in_the_rounds_counts
     assert row(cell, "ort-cpu")["configuration"] == "1 x 2"
     assert row(cell, "ort-cpu")["seconds"] == [2.0] * 4
 
-    def farther(setup: Setup, request: Mapping[str, Any]) -> float:
+    def farther(setup: ProcessLayout, request: Mapping[str, Any]) -> float:
         return seconds(setup, request) + 0.02 * (setup.about == "1 x 2")
 
     script = Scripted(farther)
@@ -220,7 +220,7 @@ def test_what_cannot_run_is_a_row_with_its_reason(command: str) -> None:
 
 
 def test_what_fails_in_a_round_is_a_row_with_its_reason_and_the_others_go_on() -> None:
-    def seconds(setup: Setup, request: Mapping[str, Any]) -> float:
+    def seconds(setup: ProcessLayout, request: Mapping[str, Any]) -> float:
         if setup.contestant.name == "torch" and "repeats" in request:
             raise Failed("out of memory.")
         return 1.0
@@ -271,7 +271,7 @@ def test_a_ratio_is_of_the_same_round() -> None:
     """Both are slow in the same rounds, when something else runs: the ratio stays what it is."""
     rounds = {name: itertools.cycle([1.0, 10.0, 100.0, 2.0]) for name in ("ort-cpu", "torch")}
 
-    def seconds(setup: Setup, request: Mapping[str, Any]) -> float:
+    def seconds(setup: ProcessLayout, request: Mapping[str, Any]) -> float:
         name = setup.contestant.name
         return (3.0 if name == "torch" else 1.0) * (next(rounds[name]) if "repeats" in request else 1.0)
 
@@ -420,7 +420,7 @@ def test_contestants_are_read(tmp_path: Path) -> None:
 
 
 def test_attempts_that_were_not_in_the_rounds_did_not_run() -> None:
-    attempt = Attempt(Setup(names("torch")[0], "float32", 1, 1), 8)
+    attempt = Attempt(ProcessLayout(names("torch")[0], "float32", 1, 1), 8)
     assert not attempt.ran
     attempt.seconds = [None, 2.0, 4.0]
     assert attempt.ran

@@ -43,3 +43,14 @@ def test_a_sentence_that_can_only_end_takes_nothing_of_others() -> None:
         let_go_on(found, is_eos, places_among_first(is_eos, BEAM), BEAM)
         assert (found.tokens // CANDIDATES == tokens // CANDIDATES).all()
         assert (found.tokens[0, 1 - group] == tokens[0, 1 - group]).all()
+
+
+def test_places_that_no_candidate_fills_are_empty() -> None:
+    """Fewer candidates than the beam go on: the others of the beam must not continue after their end."""
+    is_eos = np.ones((1, 1, CANDIDATES), dtype=bool)
+    is_eos[0, 0, [2, 5]] = False
+    reordered = continuations(np.arange(CANDIDATES).reshape(is_eos.shape))
+    let_go_on(reordered, is_eos, places_among_first(is_eos, BEAM), BEAM)
+    assert reordered.tokens[0, 0, :2].tolist() == [2, 5]
+    assert (reordered.log_probs[0, 0, :2] == [-2, -5]).all()
+    assert (reordered.log_probs[0, 0, 2:BEAM] == -np.inf).all()
