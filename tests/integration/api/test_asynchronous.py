@@ -243,6 +243,8 @@ def test_setups_are_kept_but_not_those_with_lists(tiny_bundle: Path) -> None:
     model = tfexport.load(tiny_bundle, threads=1)
     for index in range(MOST_SETUPS + 50):
         model.search_options(bad_words=[[4 + index % 10, 5 + index // 10]])
+    assert model._kept_setup.cache_info().currsize == 0
+    for index in range(MOST_SETUPS + 50):
         model.search_options(beam=4, length_penalty=index / 1000)
         model.search_options(beam=3)
     kept = model._kept_setup.cache_info()
