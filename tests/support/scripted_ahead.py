@@ -11,7 +11,7 @@ from tfexport.runtimes.base import AHEAD, Ahead, Capabilities, Continuations, In
 class AheadRuntime(ScriptedRuntime):
     """A `ScriptedRuntime` that searches ahead, and counts how often."""
 
-    capabilities = Capabilities(greedy_ahead=True, beam_ahead=True)
+    capabilities = Capabilities(greedy_ahead=True, beam_ahead=True, waits_for_host=True)
     launches = 0
 
     def search_ahead(self, state: ScriptedState, request: Ahead) -> tuple[Continuations, ScriptedState]:

@@ -2,6 +2,7 @@
 // result of each function. A session with this library uses the operators instead of the definitions.
 
 #include "attention.h"
+#include "beams.h"
 #include "products.h"
 #include "rows.h"
 #include "runtime.h"
@@ -16,6 +17,17 @@ extern "C" __attribute__((visibility("default"))) int tfexport_bundle_format() {
 extern "C" __attribute__((visibility("default"))) int tfexport_has_products() { return has_products(); }
 
 extern "C" __attribute__((visibility("default"))) const char* tfexport_instruction_sets() { return instruction_sets(); }
+
+extern "C" __attribute__((visibility("default"))) void tfexport_begin_beams(const Beams* beams) { see_next_slots(*beams); }
+
+// Returns whether the caller decides about the next step; -1 if there is not enough memory.
+extern "C" __attribute__((visibility("default"))) int tfexport_advance_beams(const Beams* beams, int64_t step, int is_last) {
+  try {
+    return advance(*beams, step, is_last != 0);
+  } catch (const std::exception&) {  // no exception may leave a function that C calls
+    return -1;
+  }
+}
 
 extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(OrtSessionOptions* options,
                                                                               const OrtApiBase* base) {

@@ -33,6 +33,11 @@ class Argmax(NamedTuple):
     ids: IntArray
     """[rows, 1]"""
 
+    def or_end(self, banned: Sequence[int], eos: int) -> Argmax:
+        """These tokens, but `eos` with logit 0 where only `eos` is possible and it is `banned`."""
+        ends = (self.logits == -np.inf) & (eos in banned)
+        return Argmax(np.where(ends, 0.0, self.logits), np.where(ends, eos, self.ids))
+
 
 @dataclass(frozen=True, slots=True)
 class BestRequest:
@@ -76,7 +81,7 @@ class Continuations(NamedTuple):
 
 
 AHEAD = 8
-"""The number of steps that a runtime makes by itself when it searches ahead."""
+"""The largest number of steps that a runtime makes by itself when it searches ahead."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,11 @@ class Ahead:
     """The banned ids of each step."""
     end_ids: tuple[int, ...]
     """The ids after which a hypothesis leaves the beam."""
+    steps: int = AHEAD
+    """The number of steps, at least one, before a sentence may be done although none of `end_ids` was found. A runtime for
+    which a step costs more than a transfer to the host makes no more."""
+    live: NDArray[np.bool_] | None = None
+    """The rows whose outputs are not done, [rows]; None for all. The others are computed, and not read."""
 
 
 @dataclass(frozen=True)
@@ -141,10 +151,14 @@ class Capabilities:
     """`Runtime.encode_shortlisted` is implemented."""
     fork: bool = False
     """After `prepare` the process may fork, and the children may search."""
+    argmax_ahead: bool = False
+    """`Runtime.search_ahead` is implemented for searches that need only the `Argmax` of each step."""
     greedy_ahead: bool = False
     """`Runtime.search_ahead` is implemented for searches without a beam."""
     beam_ahead: bool = False
     """`Runtime.search_ahead` is implemented for searches with a beam."""
+    waits_for_host: bool = False
+    """A device waits while the host ranks the tokens of a step."""
     joins: bool = False
     """The states of `encode` are `JoiningState`s, and `Runtime.shared_step` is implemented."""
 
@@ -277,14 +291,15 @@ class Runtime(Protocol):
         ...
 
     def search_ahead(self, state: Any, request: Ahead) -> tuple[Continuations, Any]:
-        """Make `AHEAD` steps, each with the tokens that the one before found best.
+        """Make up to `AHEAD` steps, at least one, each with the tokens that the one before found best.
 
-        Equal continuations are ordered by beam, then by rank. Log-probabilities are summed in float64. The results of steps
-        after the end of a sentence, or after the last position of the runtime, are undefined. Only if
-        `capabilities.greedy_ahead`, or `capabilities.beam_ahead`.
+        Equal continuations are ordered by beam, then by rank. Log-probabilities are summed in float64; for a search without
+        a beam that needs only the `Argmax`, they are logits. The results of steps after the end of a sentence, or after the
+        last position of the runtime, are undefined. Only if `capabilities` has one of `argmax_ahead`, `greedy_ahead` and
+        `beam_ahead`.
 
         Returns:
-            The best continuations of each step, [AHEAD, sentences, candidates], and the state whose rows are the live
+            The best continuations of each step, [steps, sentences, candidates], and the state whose rows are the live
             hypotheses after the last step, in their order.
         """
         ...

@@ -71,7 +71,7 @@ class LoopRuntime(BaseRuntime):
     @property
     def capabilities(self) -> Capabilities:
         ahead = self._graphs.search is not None
-        return Capabilities(greedy_ahead=ahead, beam_ahead=ahead and self._graphs.has_beam_step)
+        return Capabilities(greedy_ahead=ahead, beam_ahead=ahead and self._graphs.has_beam_step, waits_for_host=ahead)
 
     def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> State:
         with self._workspace.lock:

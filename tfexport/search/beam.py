@@ -83,7 +83,12 @@ class BeamBatch:
     def request_ahead(self) -> Ahead | None:
         if self._ahead is None:
             return None
-        return self._ahead.request(self._length, self.sentences, self.tokens, self._log_probs, self._n_candidates)
+        # A sentence with a finished hypothesis is done as soon as its live ones have fallen far enough.
+        some_may_be_done = np.count_nonzero(self._finished.count[self.sentences])
+        steps = 1 if some_may_be_done else self._shortest_limit - self._length
+        return self._ahead.request(
+            *(self._length, self.sentences, self.tokens, self._log_probs, self._n_candidates), steps=steps
+        )
 
     def advance(self, output: StepOutput, attention: ReadAttention) -> IntArray | None:
         continuations = self._continuations(output, self._length + 1)

@@ -82,7 +82,10 @@ class GreedyBatch:
     def request_ahead(self) -> Ahead | None:
         if self._ahead is None:
             return None
-        return self._ahead.request(self._length, self.sentences, self.tokens, None, 1)
+        steps = self._shortest_limit - self._length
+        return self._ahead.request(
+            self._length, self.sentences, self.tokens, None, 1, steps=steps, live=self._live[:, 0]
+        )
 
     def advance(self, output: StepOutput, attention: ReadAttention) -> IntArray | None:
         length, sentences = self._length + 1, self.sentences

@@ -1,13 +1,17 @@
 """Decides when a runtime makes several steps of a search by itself.
 
-A runtime that ranks continuations on its own device does not need the host between two steps. The search receives the
-result of each step afterwards, and handles it like its own ranking. The search ranks by itself if a step needs more than
-the best tokens of a row: for rules about past tokens, sampling, forced prefixes and attention.
+A runtime that ranks continuations by itself does not need the search between two steps: a GPU does not wait for the host,
+and a CPU runs less Python. The search receives the result of each step afterwards, and handles it like its own ranking. The
+search ranks by itself if a step needs more than the best tokens of a row: for rules about past tokens, sampling, forced
+prefixes and attention.
 """
 
 from __future__ import annotations
 
 import logging
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tfexport.runtimes.base import AHEAD, Ahead, Capabilities, IntArray
 from tfexport.search.options import SearchOptions
@@ -38,17 +42,33 @@ class SearchAhead:
     def __init__(self, rules: TokenRules, options: SearchOptions, capabilities: Capabilities):
         self._rules, self._beam = rules, options.beam
         able = capabilities.greedy_ahead if options.width == 1 else capabilities.beam_ahead
+        able = able or (capabilities.argmax_ahead and rules.use_argmax)
         reason = obstacle(options) if able else ""
-        if reason:
+        if reason and capabilities.waits_for_host:
             _note_once(reason)
-        self._able = able and not reason
-        ends = options.end_ids(rules.config)
-        self._leaving = () if options.search_profile.continues_past_eos and options.beam > 1 else ends
+        continues_past_eos = options.search_profile.continues_past_eos and options.beam > 1
+        # Without ids at which it stops, a runtime would make steps after the end of a sentence.
+        stops = capabilities.waits_for_host or not continues_past_eos
+        self._able = able and not reason and stops
+        self._leaving = () if continues_past_eos else options.end_ids(rules.config)
 
     def request(
-        self, length: int, sentences: IntArray, tokens: IntArray, log_probs: LogProbs | None, candidates: int
+        self,
+        length: int,
+        sentences: IntArray,
+        tokens: IntArray,
+        log_probs: LogProbs | None,
+        candidates: int,
+        *,
+        steps: int = AHEAD,
+        live: NDArray[np.bool_] | None = None,
     ) -> Ahead | None:
-        """A request for the next steps, after `length` tokens of each hypothesis; None if the search ranks the next step."""
+        """A request for the next steps, after `length` tokens of each hypothesis; None if the search ranks the next step.
+
+        Args:
+            steps: the number of steps before a sentence may be done without a further end token, if it is less than `AHEAD`.
+            live: as in `Ahead`.
+        """
         if not self._able:
             return None
         banned = self._rules.banned_ahead(length + 1, sentences, AHEAD)
@@ -58,7 +78,7 @@ class SearchAhead:
         # candidates would be -inf, it returns places that do not exist.
         if candidates + max(map(len, banned)) > self._rules.config.tgt_vocab_size:
             return None
-        return Ahead(tokens, log_probs, candidates, banned, self._leaving)
+        return Ahead(tokens, log_probs, candidates, banned, self._leaving, max(1, min(steps, AHEAD)), live)
 
 
 _noted: set[str] = set()

@@ -109,7 +109,8 @@ class TokenRules:
         self._largest_min_length = 0 if self._min_lengths is None else int(self._min_lengths.max())
         if options.samples:
             self._random = RandomStreams(options.seed, [source.line for source in sources], options.samples)
-        self._use_argmax = needs_best_only(runtime, options) and not any(map(has_own_rules, sources))
+        self.use_argmax = needs_best_only(runtime, options) and not any(map(has_own_rules, sources))
+        """Whether the search needs only the best token of each step, without its probability."""
         self._phrases = PhraseRules(sources, self.config.tgt_vocab_size)
         has_phrases = bool(self._phrases) or any(map(attrgetter("required"), sources))
         self._always_needs_logits = bool(options.samples or self._history_rules or has_phrases)
@@ -142,7 +143,7 @@ class TokenRules:
     def _request(self, count: int, length: int, sentences: IntArray) -> StepRequest:
         is_forced = self._is_forced_first(length)
         banned = () if is_forced else self._banned(length)
-        if self._use_argmax and count == 1:
+        if self.use_argmax and count == 1:
             return ArgmaxRequest(banned)
         if is_forced:
             return BestRequest(count)
@@ -190,10 +191,8 @@ class TokenRules:
             return Argmax(np.zeros_like(best.logits), np.full_like(best.ids, self.config.forced_first_id))
         if math.isfinite(best.logits.sum()):  # then all terms are finite; the check below allows a sum that overflows
             return best
-        impossible = best.logits == -np.inf
-        require_finite(best.logits[~impossible] if banned else best.logits)
-        ends = impossible & (self.config.eos_id in banned)  # as in `drop_banned`
-        return Argmax(np.where(ends, 0.0, best.logits), np.where(ends, self.config.eos_id, best.ids))
+        require_finite(best.logits[best.logits > -np.inf] if banned else best.logits)
+        return best.or_end(banned, self.config.eos_id)
 
     def divided(self, phrases: Iterable[Phrase], index: int) -> tuple[list[Phrase], list[Phrase]]:
         """The required phrases of source `index` that its outputs can contain, and those that a rule excludes, with the

@@ -17,7 +17,7 @@ from tfexport.search.source_batch import as_sources
 from tfexport.search.token_rules import TokenRules
 
 CONFIG = tiny_config(tgt_vocab_size=30)
-ABLE = Capabilities(greedy_ahead=True, beam_ahead=True)
+ABLE = Capabilities(greedy_ahead=True, beam_ahead=True, waits_for_host=True)
 
 
 def ahead_of(options: SearchOptions, capabilities: Capabilities = ABLE) -> SearchAhead:

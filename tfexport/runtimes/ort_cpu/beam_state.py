@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tfexport.runtimes.base import Best, FloatArray, IntArray, StepOutput, StepRequest
+from tfexport.runtimes.base import Ahead, Best, Continuations, FloatArray, IntArray, StepOutput, StepRequest
+from tfexport.runtimes.ort_cpu import native_beams
 from tfexport.runtimes.ort_cpu.batch_buffers import (
     Positions,
     first_rows,
@@ -22,7 +23,7 @@ from tfexport.runtimes.ort_cpu.batch_buffers import (
     with_rows,
     write_rows,
 )
-from tfexport.runtimes.ort_cpu.bound_graphs import BatchShortlist, StepGraph, outputs_of, requested, widest
+from tfexport.runtimes.ort_cpu.bound_graphs import BatchShortlist, StepGraph, outputs_of, requested, same_bans, widest
 from tfexport.runtimes.ort_cpu.context import Context
 from tfexport.runtimes.shared_cache_mask import see_new_slots
 
@@ -130,8 +131,34 @@ class BeamState:
         """The row of each live hypothesis in the outputs of the last step; None if all are live and in order."""
         return self._buffer_rows() if self._width == self._beam else self._places.repeat(self._beam)
 
+    def search_ahead(self, request: Ahead) -> Continuations:
+        """See `Runtime.search_ahead`. It returns after a step in which a hypothesis ended."""
+        step = self._begin(request.tokens)
+        positions, most = self._positions, self._context.config.max_target_length
+        steps = min(request.steps, positions.room_left, most - positions.longest, same_bans(request))
+        if self._width < self._beam:
+            steps = 1  # the graph of the next step computes all hypotheses
+        continuations = native_beams.run_steps(
+            step, request, steps, beam=self._beam, places=self._places, slot=self._slot, mask=self._mask
+        )
+        for _ in continuations.tokens:
+            positions.advance()
+        return continuations
+
     def _run(self, tokens: IntArray, count: int, logits: bool = False) -> StepGraph:
         """Run a step, with the `count` best tokens of each row, and with logits if they are requested. Returns its graph."""
+        step = self._begin(tokens)
+        if self._width == self._beam:
+            see_new_slots(self._mask, self._places, self._slot[self._places])
+        if logits:
+            step.enable_logits()
+        step.run(count)
+        self._slot += self._beam * self._positions.per_step
+        self._positions.advance()
+        return step
+
+    def _begin(self, tokens: IntArray) -> StepGraph:
+        """The graph of the next step, with its inputs. Where it computes all hypotheses, they do not see new slots yet."""
         positions = self._positions
         require_position(self._context.config, positions.longest)
         if positions.room_left == 0:
@@ -141,17 +168,12 @@ class BeamState:
             self._mask[self._places, 0, :, 0] = True
             step = self._bind(1)
         else:
-            see_new_slots(self._mask, self._places, self._slot[self._places])
             step = self._step if self._step is not None and self._width == self._beam else self._bind(self._beam)
         if not self._in_order:
             every = step.tokens.copy()
             every[self._places] = inputs[:, : self._width]
             inputs = every
-        if logits:
-            step.enable_logits()
-        step.run(inputs[:, : self._width], positions.position[:, None], count)
-        self._slot += self._beam * positions.per_step
-        positions.advance()
+        step.begin(inputs[:, : self._width], positions.position[:, None])
         return step
 
     def _one_row_is_enough(self, tokens: IntArray) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from tfexport.contract import ATTENTION_ROLES, SHORTLIST_ROLES, Role, cache_names
 from tfexport.errors import BundleError
 from tfexport.runtimes.base import (
+    Ahead,
     Argmax,
     Best,
     BestRequest,
@@ -85,8 +87,8 @@ class _BoundGraph:
         self._past, self._present = cache_names(self.config, "past"), cache_names(self.config, "present")
         self.binding = Binding(context.session(role))
         self.tokens = np.empty(shape, dtype=np.int64)
-        self._position = np.empty(shape, dtype=np.int32)
-        for name, array in (("tokens", self.tokens), ("position", self._position), ("src_len", src_len)):
+        self.position = np.empty(shape, dtype=np.int32)
+        for name, array in (("tokens", self.tokens), ("position", self.position), ("src_len", src_len)):
             self.binding.input(name, array)
         for name, array in zip(cache_names(self.config, "cross"), cross, strict=True):
             self.binding.input(name, array)
@@ -100,10 +102,10 @@ class _BoundGraph:
         """Bind one past and its present to another tensor."""
         self.binding.in_place(self._past[index], self._present[index], tensor)
 
-    def _run(self, tokens: IntArray, position: NDArray[Any]) -> None:
+    def begin(self, tokens: IntArray, position: NDArray[Any]) -> None:
+        """Set the inputs of the next run; `position` is [rows], or [batch, 1] for all hypotheses of a sentence."""
         np.copyto(self.tokens, tokens.reshape(self.tokens.shape))
-        np.copyto(self._position, position, casting="same_kind")
-        self.binding.run()
+        np.copyto(self.position, position, casting="same_kind")
 
 
 class StepGraph(_BoundGraph):
@@ -145,15 +147,20 @@ class StepGraph(_BoundGraph):
             beam = self.tokens.size // len(src_len)
             self.binding.input("left_out", np.repeat(shortlist.left_out, beam, axis=0))
 
-    def run(self, tokens: IntArray, position: NDArray[Any], count: int = 1) -> None:
-        """Run the graph; `position` is [rows], or [batch, 1] for all hypotheses of a sentence."""
+    def run(self, count: int = 1) -> None:
+        """Run the graph with the inputs of `begin`; it writes the `count` best tokens of each row."""
+        self.bind_best(count)
+        self.binding.run()
+
+    def bind_best(self, count: int) -> tuple[FloatArray, IntArray]:
+        """The arrays to which the next runs write the log-probabilities and ids of the best tokens, [rows, count]."""
         if self._count[0] != count:
             self._count[0] = count
             self._log_probs = np.empty((self.tokens.size, count), dtype=np.float32)
             self._ids = np.empty((self.tokens.size, count), dtype=np.int64)
             self.binding.output("best.log_probs", self._log_probs)
             self.binding.output("best.ids", self._ids)
-        self._run(tokens, position)
+        return self._log_probs, self._ids
 
     def best(self) -> Best:
         """The best tokens of the last run, [rows, count], copied: the next run overwrites them."""
@@ -192,8 +199,14 @@ class GreedyStepGraph(_BoundGraph):
         if self._banned != tuple(banned):
             self._banned = tuple(banned)
             self.binding.input("banned", np.array(self._banned, dtype=np.int64))
-        self._run(tokens, position)
+        self.begin(tokens, position)
+        self.binding.run()
         return Argmax(self._logits.copy(), self._ids.copy())
+
+
+def same_bans(request: Ahead) -> int:
+    """The number of the first steps of a request with the same banned ids."""
+    return sum(1 for _ in itertools.takewhile(lambda banned: banned == request.banned[0], request.banned))
 
 
 def widest(requests: Sequence[StepRequest]) -> tuple[int, bool]:

@@ -5,12 +5,23 @@ The graphs are bound to NumPy arrays, so that a step is one call.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tfexport.runtimes.base import Argmax, ArgmaxRequest, Best, FloatArray, IntArray, StepOutput, StepRequest
+from tfexport.runtimes.base import (
+    Ahead,
+    Argmax,
+    ArgmaxRequest,
+    Best,
+    Continuations,
+    FloatArray,
+    IntArray,
+    StepOutput,
+    StepRequest,
+)
 from tfexport.runtimes.ort_cpu.batch_buffers import (
     first_rows,
     require_position,
@@ -26,9 +37,16 @@ from tfexport.runtimes.ort_cpu.bound_graphs import (
     StepGraph,
     outputs_of,
     requested,
+    same_bans,
     widest,
 )
 from tfexport.runtimes.ort_cpu.context import Context
+
+
+def _checked(best: Argmax, banned: Sequence[int], eos: int) -> Argmax:
+    """The tokens that a search takes from a step with logits that are not finite; NaN where it takes none."""
+    is_wrong = np.isnan(best.logits) | np.isposinf(best.logits) | (np.isneginf(best.logits) & (not banned))
+    return Argmax(np.where(is_wrong, np.nan, best.logits), best.ids).or_end(banned, eos)
 
 
 class GreedyState:
@@ -83,12 +101,14 @@ class GreedyState:
         return requested(self._step.attention)
 
     def best(self, tokens: IntArray, count: int) -> Best:
-        self._step.run(tokens, self._next_slots(), count)
+        self._step.begin(tokens, self._next_slots())
+        self._step.run(count)
         return self._step.best()
 
     def step(self, tokens: IntArray) -> FloatArray:
         self._step.enable_logits()
-        self._step.run(tokens, self._next_slots())
+        self._step.begin(tokens, self._next_slots())
+        self._step.run()
         return self._step.logits()
 
     def argmax(self, tokens: IntArray, banned: Sequence[int]) -> Argmax:
@@ -102,6 +122,24 @@ class GreedyState:
             self._bound_greedy_step.bind_cache(first_rows(self._cache, self.rows))
         return self._bound_greedy_step.argmax(tokens, position, banned)
 
+    def search_ahead(self, request: Ahead) -> Continuations:
+        """See `Runtime.search_ahead`, for `Argmax`. It returns after a step in which a row ended."""
+        config, banned, live = self._context.config, request.banned[0], request.live
+        steps = max(1, min(request.steps, same_bans(request), config.max_target_length - self._longest))
+        tokens, chosen = request.tokens, []
+        for _ in range(steps):
+            best = self.argmax(tokens, banned)
+            is_finite = math.isfinite(best.logits.sum())
+            if not is_finite:
+                best = _checked(best, banned, config.eos_id)
+            chosen.append(best)
+            tokens = best.ids[:, 0]
+            read = tokens if live is None else tokens[live]
+            if not is_finite or any(np.count_nonzero(read == end) for end in request.end_ids):
+                break
+        logits, ids = np.stack([best.logits for best in chosen]), np.stack([best.ids for best in chosen])
+        return Continuations(logits.astype(np.float64), np.zeros_like(ids), ids)
+
     def shared_step(self, tokens: IntArray, requests: Sequence[StepRequest]) -> list[StepOutput]:
         """See `Runtime.shared_step`."""
         bans = [request.banned for request in requests if isinstance(request, ArgmaxRequest)]
@@ -112,7 +150,8 @@ class GreedyState:
         step, (count, logits) = self._step, widest(requests)
         if logits:
             step.enable_logits()
-        step.run(tokens, self._next_slots(), count)
+        step.begin(tokens, self._next_slots())
+        step.run(count)
         return outputs_of(step, requests, None)
 
     def _next_slots(self) -> NDArray[np.int32]:

@@ -16,18 +16,21 @@ from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import ATTENTION_ROLES, Precision
 from tfexport.runtimes.base import (
+    Ahead,
     Argmax,
     BaseRuntime,
     Best,
     BestRequest,
     Capabilities,
     Capacity,
+    Continuations,
     FloatArray,
     IntArray,
     Needs,
     StepOutput,
     StepRequest,
 )
+from tfexport.runtimes.ort_cpu import native_beams
 from tfexport.runtimes.ort_cpu.beam_state import BeamState
 from tfexport.runtimes.ort_cpu.bound_graphs import BatchShortlist, Binding
 from tfexport.runtimes.ort_cpu.context import DEFAULT_LAYOUT, CacheLayout, Context
@@ -75,8 +78,13 @@ class OrtCpuRuntime(BaseRuntime):
 
     @property
     def capabilities(self) -> Capabilities:
-        # Sessions of one thread start no threads, which a fork would lack.
-        return Capabilities(argmax=self._has_argmax, fork=self.context.threads == 1, joins=True)
+        return Capabilities(
+            argmax=self._has_argmax,
+            argmax_ahead=self._has_argmax,
+            beam_ahead=native_beams.available(),
+            fork=self.context.threads == 1,  # sessions of one thread start no threads, which a fork would lack
+            joins=True,
+        )
 
     def prepare(self, needs: Needs) -> None:
         self.context.session("encoder")
@@ -141,6 +149,9 @@ class OrtCpuRuntime(BaseRuntime):
 
     def argmax(self, state: Any, tokens: IntArray, banned: Sequence[int]) -> tuple[Argmax, Any]:
         return state.argmax(tokens, banned), state
+
+    def search_ahead(self, state: Any, request: Ahead) -> tuple[Continuations, Any]:
+        return state.search_ahead(request), state
 
     def shared_step(
         self, state: Any, tokens: IntArray, requests: Sequence[StepRequest]

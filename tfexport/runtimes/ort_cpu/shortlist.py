@@ -32,7 +32,8 @@ class ShortlistRuntime(OrtCpuRuntime):
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(super().capabilities, shortlists=True)
+        # Best tokens are numbers of candidates, which the kernels of a beam do not know.
+        return replace(super().capabilities, shortlists=True, beam_ahead=False)
 
     def prepare(self, needs: Needs) -> None:
         if needs.attention:  # graphs for shortlists have no attention output
