@@ -14,9 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 RECORD = "build.json"
+LIBRARY = "_library.dll" if sys.platform == "win32" else "_library.so"
+"""Without a version of Python in its name: ONNX Runtime loads it, and it has no symbols of Python."""
 OLDEST_GCC = 12
 """GCC 11 has no `arch=x86-64-v4` for `target_clones`; see tfexport/kernels/floats.h."""
 MOST_LINES = 8
@@ -25,6 +28,11 @@ MOST_LINES = 8
 
 class BuildKernels(build_ext):
     """`build_ext` that records whether the kernels were built, by which compiler, and why not otherwise."""
+
+    has_failed = False
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return os.path.join(*fullname.split(".")[:-1], LIBRARY)
 
     def run(self) -> None:
         super().run()
@@ -42,6 +50,7 @@ class BuildKernels(build_ext):
                 super().build_extension(extension)
             except Exception as error:
                 record.write_text(json.dumps(failure(command, error, messages()), indent=1) + "\n", encoding="utf-8")
+                self.has_failed = True
                 raise  # setuptools reports it and goes on, as the extension is optional
         found = {"built": True, "compiler": described(macros_of(command))}
         record.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -59,6 +68,14 @@ class BuildKernels(build_ext):
             if command := getattr(self.compiler, name, None):
                 return list(command)
         return []
+
+
+class OneWheel(bdist_wheel):
+    """One wheel for all versions of Python; without kernels, for all systems."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        _, _, system = super().get_tag()
+        return "py3", "none", "any" if self.get_finalized_command("build_ext").has_failed else system
 
 
 def failure(command: list[str], error: Exception, messages: str) -> dict[str, object]:
@@ -124,7 +141,7 @@ def captured_stderr() -> Iterator[Callable[[], str]]:
 
 
 setup(
-    cmdclass={"build_ext": BuildKernels},
+    cmdclass={"build_ext": BuildKernels, "bdist_wheel": OneWheel},
     ext_modules=[
         Extension(
             "tfexport.kernels._library",

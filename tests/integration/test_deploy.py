@@ -93,7 +93,7 @@ def test_what_the_image_copies_is_sent_to_the_builder() -> None:
 
 def test_what_was_built_elsewhere_is_not_sent() -> None:
     left_out = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    for name in ("tfexport/kernels/_library.cpython-311-x86_64-linux-gnu.so", "tfexport/kernels/build.json"):
+    for name in ("tfexport/kernels/_library.so", "tfexport/kernels/build.json"):
         assert any(
             fnmatch.fnmatch(name, pattern) for pattern in left_out if not pattern.startswith("!") and "/" in pattern
         )

@@ -22,9 +22,9 @@ import json
 import logging
 import os
 import platform
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +32,8 @@ from tfexport.contract import FORMAT
 
 SWITCH = "TFEXPORT_KERNELS"
 """Environment variable; 0 disables the kernels."""
+LIBRARY = "_library.dll" if sys.platform == "win32" else "_library.so"
+"""Library that setup.py builds. It has no symbols of Python, so one build serves all versions."""
 RECORD = "build.json"
 """Build record that setup.py writes next to the library."""
 
@@ -81,8 +83,8 @@ def _status_here() -> Status:
 def status_of(folder: Path) -> Status:
     """The status of the library in `folder`, regardless of the environment."""
     build = _build_record(folder)
-    path = next((path for suffix in EXTENSION_SUFFIXES if (path := folder / f"_library{suffix}").exists()), None)
-    if path is None:
+    path = folder / LIBRARY
+    if not path.exists():
         reason = f"they were not built: {build['message']}" if "message" in build else "they were not built"
         return Status("not-built", reason, _remedy_of_build(build), None, build)
     try:

@@ -6,7 +6,6 @@ import json
 import logging
 import shutil
 import sys
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from tfexport import kernels
 from tfexport.kernels import Status, note_if_missing, status, status_of
 
 OWN = Path(kernels.__file__).parent
-LIBRARY = f"_library{EXTENSION_SUFFIXES[0]}"
 NO_COMPILER = {
     "built": False,
     "reason": "no-compiler",
@@ -34,14 +32,14 @@ def built(tmp_path: Path) -> Path:
     library = kernels.status_of(OWN).path
     if library is None:
         pytest.skip("the kernels were not built here")
-    shutil.copy(library, tmp_path / LIBRARY)
+    shutil.copy(library, tmp_path / kernels.LIBRARY)
     return tmp_path
 
 
 def test_a_library_that_works_is_ready(built: Path) -> None:
     write_record(built, built=True)
     found = status_of(built)
-    assert (found.state, found.reason, found.path) == ("ready", "", built / LIBRARY)
+    assert (found.state, found.reason, found.path) == ("ready", "", built / kernels.LIBRARY)
     assert found.build["built"]
 
 
@@ -80,7 +78,7 @@ def test_a_folder_without_a_record_was_not_built(tmp_path: Path, content: str | 
 
 
 def test_a_library_that_is_damaged_cannot_be_loaded(tmp_path: Path) -> None:
-    (tmp_path / LIBRARY).write_bytes(b"no library")
+    (tmp_path / kernels.LIBRARY).write_bytes(b"no library")
     found = status_of(tmp_path)
     assert found.state == "cannot-load"
     assert "cannot be loaded: " in found.reason
