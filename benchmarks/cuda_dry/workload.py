@@ -14,16 +14,8 @@ from benchmarks.cuda_dry.stand_in import Counts
 from tfexport.config import ModelConfig
 from tfexport.contract import FLOATS
 from tfexport.exporter.pipeline import export
-from tfexport.runtimes.base import (
-    Ahead,
-    BaseRuntime,
-    Best,
-    Capabilities,
-    Capacity,
-    Continuations,
-    FloatArray,
-    IntArray,
-)
+from tfexport.runtimes.base import Ahead, BaseRuntime, Capabilities, Capacity
+from tfexport.runtimes.outputs import Best, Continuations, FloatArray, IntArray
 
 MODELS: dict[str, dict[str, Any]] = {
     "tiny": {"d_model": 24, "n_heads": 3, "d_ff": 40, "n_encoder_layers": 2, "n_decoder_layers": 1},

@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.peers.decoders import Peer, RuntimePeer
 from tfexport.graph_checks.rounding import Rounding
-from tfexport.runtimes.base import FloatArray, IntArray
+from tfexport.runtimes.outputs import FloatArray, IntArray
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search.search import SearchOptions, pad, search
 from tfexport.search.token_rules import log_softmax

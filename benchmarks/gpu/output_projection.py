@@ -35,8 +35,9 @@ from tfexport.bundle.reader import MANIFEST, Bundle, file_sha256, open_bundle
 from tfexport.contract import FLOATS, Precision, weights_file
 from tfexport.decoding.line_reader import Reader
 from tfexport.models.precision import in_precision, to_tf32
-from tfexport.runtimes.base import BaseRuntime, Best, FloatArray, IntArray, best_from_logits
+from tfexport.runtimes.base import BaseRuntime
 from tfexport.runtimes.ort import ort_cpu_portable
+from tfexport.runtimes.outputs import Best, FloatArray, IntArray, best_from_logits
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search.search import SearchOptions, pad, search
 from tfexport.search.token_rules import log_softmax

@@ -14,16 +14,8 @@ from tfexport.bundle.reader import Bundle
 from tfexport.contract import Precision
 from tfexport.errors import TfexportError
 from tfexport.runtimes import load_runtime
-from tfexport.runtimes.base import (
-    Ahead,
-    BaseRuntime,
-    Best,
-    Capabilities,
-    Continuations,
-    FloatArray,
-    IntArray,
-    Runtime,
-)
+from tfexport.runtimes.base import Ahead, BaseRuntime, Capabilities, Runtime
+from tfexport.runtimes.outputs import Best, Continuations, FloatArray, IntArray
 from tfexport.search.search import SearchOptions, search
 
 NAMES = {

@@ -19,9 +19,10 @@ from tfexport.config import ModelConfig
 from tfexport.contract import BEST_TOKENS, Precision
 from tfexport.models.layers import KeyValue, best_tokens, write_in_place
 from tfexport.models.transformer import Transformer
-from tfexport.runtimes.base import BaseRuntime, Best, Capacity, FloatArray, IntArray, best_from_logits
+from tfexport.runtimes.base import BaseRuntime, Capacity
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.live_rows import LiveRows, fill_sources
+from tfexport.runtimes.outputs import Best, FloatArray, IntArray, best_from_logits
 from tfexport.runtimes.pytorch import TorchRuntime, full_memory_is_an_error
 
 CACHE = tuple(32 * 2**power for power in range(10))

@@ -13,14 +13,12 @@ from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
-from tfexport.runtimes.base import (
+from tfexport.runtimes.base import BaseRuntime, Capabilities, Capacity
+from tfexport.runtimes.outputs import (
     Argmax,
     ArgmaxRequest,
-    BaseRuntime,
     Best,
     BestRequest,
-    Capabilities,
-    Capacity,
     FloatArray,
     IntArray,
     StepOutput,

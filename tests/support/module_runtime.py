@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.support.fakes import ScriptedRuntime, ScriptedState
 from tfexport.config import ModelConfig
-from tfexport.runtimes.base import FloatArray, IntArray
+from tfexport.runtimes.outputs import FloatArray, IntArray
 from tfexport.search.search import pad
 
 

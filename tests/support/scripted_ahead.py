@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from tests.support.fakes import ScriptedRuntime, ScriptedState
-from tfexport.runtimes.base import AHEAD, Ahead, Capabilities, Continuations, IntArray
+from tfexport.runtimes.base import AHEAD, Ahead, Capabilities
+from tfexport.runtimes.outputs import Continuations, IntArray
 
 
 class AheadRuntime(ScriptedRuntime):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from tfexport.decoding.line_reader import Status
 from tfexport.decoding.translate import Result, Writer, scored
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import FloatArray
+from tfexport.runtimes.outputs import FloatArray
 from tfexport.search.hypothesis import Hypothesis, SourceTokens
 
 

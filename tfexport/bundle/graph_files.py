@@ -32,7 +32,7 @@ OPERATORS: Mapping[str, frozenset[str]] = {
         "Abs Add Attention BitwiseXor Cast Clip Compress Concat Constant CumSum DequantizeLinear Div Equal Exp Expand "
         "Flatten Gather GatherElements Gelu Gemm Greater Identity LayerNormalization Less Log LogSoftmax MatMul Max Mul "
         "NonZero Not Or Pad QuantizeLinear RMSNormalization Range ReduceL2 ReduceMax ReduceMin ReduceSum Relu Reshape "
-        "ScatterElements ScatterND Shape Sigmoid Slice Softmax Split Sqrt Squeeze Sub TensorScatter TopK Transpose "
+        "ScatterElements ScatterND Shape Sigmoid Slice Softmax Split Squeeze Sub TensorScatter TopK Transpose "
         "Unsqueeze Where"
     ),
     CONTRIB: _names(
@@ -50,7 +50,7 @@ FUNCTIONS = _names(
 
 ATTRIBUTES = _names(
     "accuracy_level alpha approximate axis bits block_size end epsilon keepdims kv_num_heads largest mask_filter_value mode "
-    "num_heads num_outputs perm q_num_heads scale start to transB value value_float K N"
+    "num_heads num_outputs perm q_num_heads scale start to transB value K N"
 )
 """The attributes of nodes. None of them is a graph."""
 
@@ -217,8 +217,6 @@ def _check_division(node: Any, constants: Mapping[str, Any], makers: Mapping[str
         made: names of all values that are not inputs of the graph.
     """
     by = makers.get(node.input[1]) if len(node.input) == 2 else None
-    if by is not None and by.op_type == "Sqrt":  # which there is of floating-point numbers only
-        return
     if by is not None and by.op_type == "Constant":
         if node.input[1] in constants and constants[node.input[1]].data_type == _FLOAT:
             return

@@ -11,7 +11,8 @@ import numpy as np
 
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import FloatArray, Runtime
+from tfexport.runtimes.base import Runtime
+from tfexport.runtimes.outputs import FloatArray
 from tfexport.search.attention_trace import resolve_layer
 from tfexport.system.imports import figure_class
 from tfexport.text.tokenizers import TextTokenizer

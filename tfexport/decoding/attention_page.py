@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from tfexport.decoding.attention_maps import Attention, MapSelection, shortened
-from tfexport.runtimes.base import FloatArray
+from tfexport.runtimes.outputs import FloatArray
 
 CELL, LETTER = 17, 7
 """The side of a cell and the width of a letter of a label, in pixels."""

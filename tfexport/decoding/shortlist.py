@@ -29,7 +29,7 @@ import numpy as np
 
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import IntArray
+from tfexport.runtimes.outputs import IntArray
 from tfexport.search.hypothesis import Source
 from tfexport.system.input_files import LONGEST_LINE, Lines
 from tfexport.system.regular_files import open_regular

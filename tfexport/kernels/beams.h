@@ -1,5 +1,5 @@
 // The part of a step of beam search between two runs of the step graph, as `rank_continuations` and `let_go_on` of
-// search/beam.py, `drop_banned` of search/token_rules.py and runtimes/shared_cache_mask.py define it.
+// search/beam.py, `Best.without` of runtimes/outputs.py and runtimes/shared_cache_mask.py define it.
 #pragma once
 
 #include <algorithm>

@@ -4,81 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float32]
-
-
-class Best(NamedTuple):
-    """The most likely next tokens of each row, best first."""
-
-    log_probs: NDArray[Any]
-    """[rows, count]; float32, or float64 where it was computed so."""
-    ids: IntArray
-    """[rows, count]"""
-
-
-class Argmax(NamedTuple):
-    """The most likely next token of each row, without its probability."""
-
-    logits: NDArray[Any]
-    """[rows, 1]: not comparable between rows or steps; -inf where every token is impossible."""
-    ids: IntArray
-    """[rows, 1]"""
-
-    def or_end(self, banned: Sequence[int], eos: int) -> Argmax:
-        """These tokens, but `eos` with logit 0 where only `eos` is possible and it is `banned`."""
-        ends = (self.logits == -np.inf) & (eos in banned)
-        return Argmax(np.where(ends, 0.0, self.logits), np.where(ends, eos, self.ids))
-
-
-@dataclass(frozen=True, slots=True)
-class BestRequest:
-    """Requests the `Best` tokens of a step."""
-
-    count: int
-    """The number of tokens of each row."""
-
-
-@dataclass(frozen=True, slots=True)
-class ArgmaxRequest:
-    """Requests the `Argmax` of a step."""
-
-    banned: tuple[int, ...] = ()
-    """Ids that are not considered."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogitsRequest:
-    """Requests the logits of a step, [rows, vocab] float32."""
-
-
-StepRequest: TypeAlias = BestRequest | ArgmaxRequest | LogitsRequest
-StepOutput: TypeAlias = "Best | Argmax | FloatArray"
-"""The output of a step for a request."""
-
-
-class Continuations(NamedTuple):
-    """Tokens that continue live hypotheses, best first. Each field is [sentences, count], or [steps, sentences, count]."""
-
-    log_probs: NDArray[np.float64]
-    """The log-probability of the whole hypothesis, summed over its tokens; without a beam, of the token alone. -inf for a
-    missing hypothesis. NaN where a runtime that searches ahead computed a number that is not finite."""
-    parents: IntArray
-    """The beam that each token continues."""
-    tokens: IntArray
-
-    def at(self, index: Any) -> Continuations:
-        """The continuations at an index of all three fields."""
-        return Continuations(self.log_probs[index], self.parents[index], self.tokens[index])
-
+from tfexport.runtimes.outputs import (
+    Argmax,
+    ArgmaxRequest,
+    Best,
+    BestRequest,
+    Continuations,
+    FloatArray,
+    IntArray,
+    StepOutput,
+    StepRequest,
+)
 
 AHEAD = 8
 """The largest number of steps that a runtime makes by itself when it searches ahead."""
@@ -103,6 +46,8 @@ class Ahead:
     which a step costs more than a transfer to the host makes no more."""
     live: NDArray[np.bool_] | None = None
     """The rows whose outputs are not done, [rows]; None for all. The others are computed, and not read."""
+    best_only: bool = False
+    """A search without a beam takes any number in place of log-probabilities, such as logits."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +96,6 @@ class Capabilities:
     """`Runtime.encode_shortlisted` is implemented."""
     fork: bool = False
     """After `prepare` the process may fork, and the children may search."""
-    argmax_ahead: bool = False
-    """`Runtime.search_ahead` is implemented for searches that need only the `Argmax` of each step."""
     greedy_ahead: bool = False
     """`Runtime.search_ahead` is implemented for searches without a beam."""
     beam_ahead: bool = False
@@ -293,10 +236,9 @@ class Runtime(Protocol):
     def search_ahead(self, state: Any, request: Ahead) -> tuple[Continuations, Any]:
         """Make up to `AHEAD` steps, at least one, each with the tokens that the one before found best.
 
-        Equal continuations are ordered by beam, then by rank. Log-probabilities are summed in float64; for a search without
-        a beam that needs only the `Argmax`, they are logits. The results of steps after the end of a sentence, or after the
-        last position of the runtime, are undefined. Only if `capabilities` has one of `argmax_ahead`, `greedy_ahead` and
-        `beam_ahead`.
+        Equal continuations are ordered by beam, then by rank. Log-probabilities are summed in float64. The results of steps
+        after the end of a sentence, or after the last position of the runtime, are undefined. Only if
+        `capabilities.greedy_ahead`, or `capabilities.beam_ahead`.
 
         Returns:
             The best continuations of each step, [steps, sentences, candidates], and the state whose rows are the live
@@ -374,27 +316,3 @@ def step_for(runtime: Runtime, state: Any, tokens: IntArray, request: StepReques
     if isinstance(request, BestRequest):
         return runtime.best(state, tokens, request.count)
     return runtime.step(state, tokens)
-
-
-def best_from_logits(logits: FloatArray, count: int) -> Best:
-    """The `count` best tokens of `logits` [rows, vocab], the lower id first among equals; log-probabilities in float64."""
-    peak = logits.max(axis=1)
-    if not np.isfinite(peak).all():  # nothing to sort by; the search raises an error
-        nothing = np.full((len(logits), count), np.nan)
-        return Best(nothing, np.zeros(nothing.shape, dtype=np.int64))
-    ids = top_k(logits, min(count, logits.shape[1]))
-    norms = np.log(np.exp(logits - peak[:, None]).sum(axis=1, dtype=np.float64)) + peak
-    return Best(np.take_along_axis(logits, ids, axis=1).astype(np.float64) - norms[:, None], ids)
-
-
-def top_k(values: NDArray[Any], k: int) -> IntArray:
-    """The columns of the k largest `values` [rows, n] of each row, largest first, the lower column first among equals."""
-    rows, n = values.shape
-    kth = np.partition(values, n - k, axis=1)[:, n - k, None]
-    chosen = values >= kth
-    for row in np.flatnonzero(np.count_nonzero(chosen, axis=1) > k):  # of equal values the lower columns
-        equal = np.flatnonzero(values[row] == kth[row])
-        chosen[row, equal[k - np.count_nonzero(chosen[row]) :]] = False
-    columns = np.nonzero(chosen)[1].reshape(rows, k)
-    order = np.argsort(-np.take_along_axis(values, columns, axis=1), axis=1, kind="stable")
-    return np.take_along_axis(columns, order, axis=1)

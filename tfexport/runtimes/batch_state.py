@@ -6,11 +6,12 @@ from functools import cached_property
 from typing import ClassVar
 
 from tfexport.contract import BEST_TOKENS
-from tfexport.runtimes.base import Ahead, Best, Continuations, FloatArray, IntArray, best_from_logits
+from tfexport.runtimes.base import Ahead
 from tfexport.runtimes.device import DeviceTensor, Mirror
 from tfexport.runtimes.device_pool import Mirrored, Region
 from tfexport.runtimes.launches import BeamLaunch, GreedyLaunch
 from tfexport.runtimes.live_rows import LiveRows
+from tfexport.runtimes.outputs import Best, Continuations, FloatArray, IntArray, best_from_logits
 from tfexport.runtimes.sources import Sources
 from tfexport.runtimes.workspace import locked
 

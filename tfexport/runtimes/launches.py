@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.contract import ALIGNMENT, BEST_TOKENS, ITEM_SIZES
-from tfexport.runtimes.base import AHEAD, Ahead, Continuations
+from tfexport.runtimes.base import AHEAD, Ahead
 from tfexport.runtimes.device import ATTEMPTS, Call, DeviceTensor
 from tfexport.runtimes.device_pool import BatchNumber, Mirrored
 from tfexport.runtimes.live_rows import LiveRows
+from tfexport.runtimes.outputs import Continuations
 from tfexport.runtimes.workspace import Executable, SearchGraphs, Workspace
 
 STEPS = np.arange(AHEAD)[:, None]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tfexport.runtimes.base import IntArray
+from tfexport.runtimes.outputs import IntArray
 
 
 def fill_sources(ids: IntArray, lengths: IntArray, src_ids: IntArray, src_len: IntArray, *, pad_id: int) -> None:

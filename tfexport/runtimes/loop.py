@@ -25,17 +25,9 @@ from __future__ import annotations
 
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
-from tfexport.runtimes.base import (
-    Ahead,
-    BaseRuntime,
-    Best,
-    Capabilities,
-    Capacity,
-    Continuations,
-    FloatArray,
-    IntArray,
-)
+from tfexport.runtimes.base import Ahead, BaseRuntime, Capabilities, Capacity
 from tfexport.runtimes.live_rows import LiveRows
+from tfexport.runtimes.outputs import Best, Continuations, FloatArray, IntArray
 from tfexport.runtimes.row_state import RowState
 from tfexport.runtimes.shared_cache_state import SharedCacheState
 from tfexport.runtimes.sources import Sources

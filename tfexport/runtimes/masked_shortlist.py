@@ -14,17 +14,8 @@ from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
-from tfexport.runtimes.base import (
-    BaseRuntime,
-    Best,
-    Capabilities,
-    Capacity,
-    FloatArray,
-    IntArray,
-    Needs,
-    Runtime,
-    best_from_logits,
-)
+from tfexport.runtimes.base import BaseRuntime, Capabilities, Capacity, Needs, Runtime
+from tfexport.runtimes.outputs import Best, FloatArray, IntArray, best_from_logits
 
 
 @dataclass

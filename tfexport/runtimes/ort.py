@@ -18,11 +18,12 @@ from tfexport.contract import SHAPE_NODE, Dialect, Precision, Role
 from tfexport.errors import BundleError, RuntimeUnavailable
 from tfexport.graph_contract import SEARCH_GRAPHS
 from tfexport.runtimes import cuda_provider
-from tfexport.runtimes.base import Capacity, FloatArray, IntArray
+from tfexport.runtimes.base import Capacity
 from tfexport.runtimes.buckets import CACHE_BLOCK, Buckets, cpu_buckets, cuda_buckets
 from tfexport.runtimes.device import ATTEMPTS, Call, Device, DeviceTensor, HostDevice, warn_unrecorded
 from tfexport.runtimes.device_search import DeviceSearch
 from tfexport.runtimes.loop import LoopRuntime
+from tfexport.runtimes.outputs import FloatArray, IntArray
 from tfexport.system.imports import import_failure
 from tfexport.system.processes import usable_cpus
 

@@ -22,7 +22,8 @@ from tfexport.models.layers import KeyValue
 from tfexport.models.model import EncoderClassifier, build_model
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import Transformer
-from tfexport.runtimes.base import BaseRuntime, Best, Capacity, FloatArray, IntArray, best_from_logits
+from tfexport.runtimes.base import BaseRuntime, Capacity
+from tfexport.runtimes.outputs import Best, FloatArray, IntArray, best_from_logits
 
 CACHE_BLOCK = 32
 """The number of slots by which the cache grows. Its size does not change the result."""

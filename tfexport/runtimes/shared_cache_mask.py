@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tfexport.runtimes.base import IntArray
+from tfexport.runtimes.outputs import IntArray
 
 
 def see_new_slots(mask: NDArray[np.bool_], places: IntArray, first: IntArray) -> None:

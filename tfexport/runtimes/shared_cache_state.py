@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.contract import BEST_TOKENS
-from tfexport.runtimes.base import Ahead, FloatArray, IntArray
+from tfexport.runtimes.base import Ahead
 from tfexport.runtimes.batch_state import BatchState
 from tfexport.runtimes.device import DeviceTensor, Mirror
 from tfexport.runtimes.device_pool import Mirrored, Region
 from tfexport.runtimes.launches import BeamLaunch, slots_needed, tokens_needed
 from tfexport.runtimes.live_rows import LiveRows
+from tfexport.runtimes.outputs import FloatArray, IntArray
 from tfexport.runtimes.shared_cache_mask import see_new_slots
 from tfexport.runtimes.sources import Sources
 from tfexport.runtimes.workspace import locked

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfexport.runtimes.base import FloatArray, IntArray
 from tfexport.runtimes.device import Call, DeviceTensor, to_float32
 from tfexport.runtimes.device_pool import BatchNumber, Mirrored, Region
 from tfexport.runtimes.live_rows import fill_sources
+from tfexport.runtimes.outputs import FloatArray, IntArray
 from tfexport.runtimes.workspace import Workspace
 
 

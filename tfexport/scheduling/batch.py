@@ -20,7 +20,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tfexport.runtimes.base import Argmax, Best, FloatArray, IntArray, Runtime, StepOutput, step_for
+from tfexport.runtimes.base import Runtime, step_for
+from tfexport.runtimes.outputs import Argmax, Best, FloatArray, IntArray, StepOutput
 from tfexport.scheduling.groups import Group, failed, group_properties, grouped, pieces
 from tfexport.scheduling.sentences import Event, Sentence
 from tfexport.search.search import pad, search_batch

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tfexport.errors import TfexportError, UnavailableError
-from tfexport.runtimes.base import IntArray, Runtime
+from tfexport.runtimes.base import Runtime
+from tfexport.runtimes.outputs import IntArray
 from tfexport.scheduling.sentences import Decided, Event, Failed, Finished, Sentence
 from tfexport.search.search_batch import SearchBatch
 from tfexport.search.source_batch import length_limits

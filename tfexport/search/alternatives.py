@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tfexport.runtimes.base import Best, Runtime, step_for
+from tfexport.runtimes.base import Runtime, step_for
+from tfexport.runtimes.outputs import Best
 from tfexport.search.hypothesis import Hypothesis, Source
 from tfexport.search.options import SearchOptions
 from tfexport.search.source_batch import encode, length_limits

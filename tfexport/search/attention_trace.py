@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import FloatArray, IntArray
+from tfexport.runtimes.outputs import FloatArray, IntArray
 
 
 class AttentionTrace:

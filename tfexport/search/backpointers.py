@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tfexport.runtimes.base import Continuations, IntArray
+from tfexport.runtimes.outputs import Continuations, IntArray
 from tfexport.search.token_rules import LogProbs
 
 JOINED = 8

@@ -16,7 +16,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tfexport.runtimes.base import Ahead, Best, Continuations, FloatArray, IntArray, StepOutput, StepRequest
+from tfexport.runtimes.base import Ahead
+from tfexport.runtimes.outputs import Best, Continuations, FloatArray, IntArray, StepOutput, StepRequest
 from tfexport.search.attention_trace import AttentionTrace, coverage
 from tfexport.search.backpointers import Backpointers, Endings, Paths
 from tfexport.search.finished import Ends, FinishedHypotheses, begins_run

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from tfexport.runtimes.base import Continuations, IntArray
+from tfexport.runtimes.outputs import Continuations, IntArray
 from tfexport.search.backpointers import Endings
 from tfexport.search.options import SearchOptions, length_divisor
 from tfexport.search.search_batch import ALL_SENTENCES

@@ -12,7 +12,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from tfexport.runtimes.base import Ahead, Continuations, IntArray, StepOutput, StepRequest
+from tfexport.runtimes.base import Ahead
+from tfexport.runtimes.outputs import Continuations, IntArray, StepOutput, StepRequest
 from tfexport.search.attention_trace import AttentionTrace
 from tfexport.search.hypothesis import Hypothesis
 from tfexport.search.multi_step import SearchAhead

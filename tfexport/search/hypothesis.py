@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from tfexport.runtimes.base import FloatArray, IntArray
+from tfexport.runtimes.outputs import FloatArray, IntArray
 from tfexport.search.attention_trace import coverage
 from tfexport.text.word_parts import WordParts
 

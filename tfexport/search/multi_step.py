@@ -13,7 +13,8 @@ import logging
 import numpy as np
 from numpy.typing import NDArray
 
-from tfexport.runtimes.base import AHEAD, Ahead, Capabilities, IntArray
+from tfexport.runtimes.base import AHEAD, Ahead, Capabilities
+from tfexport.runtimes.outputs import IntArray
 from tfexport.search.options import SearchOptions
 from tfexport.search.token_rules import LogProbs, TokenRules
 
@@ -42,7 +43,6 @@ class SearchAhead:
     def __init__(self, rules: TokenRules, options: SearchOptions, capabilities: Capabilities):
         self._rules, self._beam = rules, options.beam
         able = capabilities.greedy_ahead if options.width == 1 else capabilities.beam_ahead
-        able = able or (capabilities.argmax_ahead and rules.use_argmax)
         reason = obstacle(options) if able else ""
         if reason and capabilities.waits_for_host:
             _note_once(reason)
@@ -78,7 +78,12 @@ class SearchAhead:
         # candidates would be -inf, it returns places that do not exist.
         if candidates + max(map(len, banned)) > self._rules.config.tgt_vocab_size:
             return None
-        return Ahead(tokens, log_probs, candidates, banned, self._leaving, max(1, min(steps, AHEAD)), live)
+        return Ahead(
+            *(tokens, log_probs, candidates, banned, self._leaving),
+            steps=max(1, min(steps, AHEAD)),
+            live=live,
+            best_only=self._rules.use_argmax,
+        )
 
 
 _noted: set[str] = set()

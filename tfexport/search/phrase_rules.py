@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tfexport.runtimes.base import IntArray
+from tfexport.runtimes.outputs import IntArray
 from tfexport.search.hypothesis import Ids, Source
 from tfexport.search.rules.bad_words import LastTokens, has_banned, last_tokens
 from tfexport.text.word_parts import kind_of

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tfexport.runtimes.base import IntArray
+from tfexport.runtimes.outputs import IntArray
 from tfexport.search.options import SearchOptions
 
 

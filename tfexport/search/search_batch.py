@@ -14,16 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import (
-    Ahead,
-    Continuations,
-    FloatArray,
-    IntArray,
-    Runtime,
-    StepOutput,
-    StepRequest,
-    step_for,
-)
+from tfexport.runtimes.base import Ahead, Runtime, step_for
+from tfexport.runtimes.outputs import Continuations, FloatArray, IntArray, StepOutput, StepRequest
 from tfexport.search.hypothesis import Hypothesis
 
 StablePrefix = Callable[[int], tuple[IntArray, NDArray[np.float64]]]

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from tfexport.config import ModelConfig
-from tfexport.runtimes.base import IntArray, Runtime
+from tfexport.runtimes.base import Runtime
 from tfexport.runtimes.masked_shortlist import MaskedShortlistRuntime
+from tfexport.runtimes.outputs import IntArray
 from tfexport.search.hypothesis import Source
 from tfexport.search.options import SearchOptions
 

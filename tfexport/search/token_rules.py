@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import (
+from tfexport.runtimes.base import Runtime
+from tfexport.runtimes.outputs import (
     Argmax,
     ArgmaxRequest,
     Best,
@@ -27,7 +28,6 @@ from tfexport.runtimes.base import (
     FloatArray,
     IntArray,
     LogitsRequest,
-    Runtime,
     StepOutput,
     StepRequest,
     top_k,
@@ -172,7 +172,7 @@ class TokenRules:
             require_finite(output.log_probs[:, 0])
             if is_forced:
                 return force(output, self.config.forced_first_id, count)
-            return drop_banned(output, banned, count, eos=self.config.eos_id) if banned else output
+            return output.without(banned, count, eos=self.config.eos_id) if banned else output
         return self.ranked(self.log_probs(output, length, sentences, history), count, length, sentences)
 
     def ranked(self, log_probs: LogProbs, count: int, length: int, sentences: IntArray) -> Best:
@@ -280,7 +280,7 @@ class TokenRules:
             rule.ban(options, allowed, past, sources)
         if self._phrases:
             self._phrases.ban(allowed, past, of_rows.tolist())
-        # If all tokens are banned, the output ends, as in `drop_banned`.
+        # If all tokens are banned, the output ends, as in `Best.without`.
         stuck = ~(allowed & (log_probs > -np.inf)).any(axis=1)
         allowed[stuck] = vocabulary == eos
         if options.force_eos:
@@ -325,29 +325,6 @@ def log_softmax(logits: NDArray[Any]) -> LogProbs:
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return shifted
-
-
-def drop_banned(best: Best, banned: Sequence[int], count: int, *, eos: int) -> Best:
-    """The `count` best tokens of each row that are not `banned`; `eos` where all possible tokens are banned. Where `eos` is
-    impossible too, all have log-probability -inf.
-
-    `best` has `count` tokens plus the number of banned ones, or the whole vocabulary. The log-probabilities do not change.
-    """
-    # Usually only eos is banned, for which NumPy's `isin` takes as long as a small model's layer.
-    is_banned = best.ids == banned[0] if len(banned) == 1 else np.isin(best.ids, banned)
-    if not is_banned.any():
-        return Best(best.log_probs[:, :count], best.ids[:, :count])
-    if best.ids.shape[1] == count + len(banned) and best.log_probs[:, -1].min() > -np.inf:
-        kept = ~is_banned  # at least `count` of each row, all of them possible
-        kept &= kept.cumsum(axis=1) <= count
-        return Best(best.log_probs[kept].reshape(-1, count), best.ids[kept].reshape(-1, count))
-    # Such a row has more tokens than are banned, so it has every possible token, including `eos`.
-    stuck = ~((best.log_probs > -np.inf) & ~is_banned).any(axis=1)
-    is_banned[stuck] = best.ids[stuck] != eos
-    # A stable sort by "is banned" keeps the order of the others.
-    order = np.argsort(is_banned, axis=1, kind="stable")[:, :count]
-    every = np.arange(len(order))[:, None]
-    return Best(np.where(is_banned, -np.inf, best.log_probs)[every, order], best.ids[every, order])
 
 
 def force(best: Best, token: int, count: int) -> Best:

@@ -13,7 +13,8 @@ from tfexport.decoding.line_reader import Reader, read_pairs
 from tfexport.decoding.translate import Writer
 from tfexport.errors import TfexportError
 from tfexport.models.transformer import Transformer
-from tfexport.runtimes.base import FloatArray, IntArray, Runtime
+from tfexport.runtimes.base import Runtime
+from tfexport.runtimes.outputs import FloatArray, IntArray
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search.search import SearchOptions, pad, search
 from tfexport.verification.bleu_chrf import Quality

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
 from tfexport.graph_checks.rounding import EPS, SAMPLES, logit_errors
-from tfexport.runtimes.base import FloatArray, IntArray, Runtime
+from tfexport.runtimes.base import Runtime
+from tfexport.runtimes.outputs import FloatArray, IntArray
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search.search import Hypothesis, SearchOptions, search
 from tfexport.search.token_rules import log_softmax, suppressed_ids

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
 from tfexport.graph_checks.rounding import logit_errors
-from tfexport.runtimes.base import IntArray
+from tfexport.runtimes.outputs import IntArray
 from tfexport.runtimes.pytorch import TorchRuntime, TorchState
 from tfexport.search.search import Hypothesis, SearchOptions, pad
 from tfexport.search.token_rules import log_softmax

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tfexport.contract import Precision
 from tfexport.graph_checks.rounding import Rounding, logit_size
-from tfexport.runtimes.base import FloatArray
+from tfexport.runtimes.outputs import FloatArray
 from tfexport.search.token_rules import log_softmax
 from tfexport.verification.bleu_chrf import Quality
 

@@ -24,7 +24,7 @@ from tfexport.models.families.family import SOURCE_ENDS
 from tfexport.models.model import change_settings
 from tfexport.models.positions import COMPUTED
 from tfexport.models.transformer import Transformer
-from tfexport.runtimes.base import FloatArray
+from tfexport.runtimes.outputs import FloatArray
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search.search import pad
 from tfexport.verification.expected_decoding import decoded_differences

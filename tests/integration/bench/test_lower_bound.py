@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import helper
 
+from makers.ahead import on_host
 from makers.ort_bundles import random_model, random_sources, with_end, write_bundle
 from tfexport.bench.lower_bound import StepSize, encoder_work, step_work
 from tfexport.config import ModelConfig
@@ -17,7 +18,7 @@ from tfexport.contract import PRECISIONS
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.ort_cpu.beam_state import BeamState
 from tfexport.runtimes.ort_cpu.bound_graphs import StepGraph
-from tfexport.search.search import SearchOptions, search
+from tfexport.search.search import SearchOptions
 
 WHOLE = ModelConfig(
     d_model=96,
@@ -107,10 +108,10 @@ def test_no_search_computes_less(beam: int, tmp_path: Path, monkeypatch: pytest.
     rows = slots = 0
     run, run_beam = StepGraph.run, BeamState._run
 
-    def watched(self: StepGraph, tokens: Any, position: int, count: int = 1) -> None:
+    def watched(self: StepGraph, count: int = 1) -> None:
         nonlocal rows
         rows += self.tokens.size
-        run(self, tokens, position, count)
+        run(self, count)
 
     def seen(self: BeamState, *arguments: Any) -> StepGraph:
         nonlocal slots
@@ -121,7 +122,7 @@ def test_no_search_computes_less(beam: int, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(StepGraph, "run", watched)
     monkeypatch.setattr(BeamState, "_run", seen)
     sources = random_sources(WHOLE, [7, 3, 12])
-    found = search(runtime, sources, SearchOptions(beam=beam, max_length=9))
+    found = on_host(runtime, sources, SearchOptions(beam=beam, max_length=9))
     lengths = [len(hypotheses[0].ids) for hypotheses in found]
     assert lengths == [9] * 3
     least = StepSize.mean([7, 3, 12], lengths, beam=beam, steps=1)

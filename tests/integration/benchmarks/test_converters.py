@@ -25,7 +25,7 @@ from tfexport.config import ModelConfig
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes import load_runtime
-from tfexport.runtimes.base import FloatArray
+from tfexport.runtimes.outputs import FloatArray
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search.search import SearchOptions, pad
 from tfexport.verification.parity import random_sources

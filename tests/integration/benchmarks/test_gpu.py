@@ -28,8 +28,8 @@ from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.config import ModelConfig
 from tfexport.errors import EngineError, RuntimeUnavailable, TfexportError
 from tfexport.models.transformer import Transformer
-from tfexport.runtimes.base import FloatArray, IntArray
 from tfexport.runtimes.buckets import Buckets
+from tfexport.runtimes.outputs import FloatArray, IntArray
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search.search import SearchOptions, pad, search
 from tfexport.verification.parity import random_sources

@@ -19,8 +19,8 @@ from makers.tiny import BOS, MAX_LENGTH, PAD, SRC_VOCAB, TGT_VOCAB
 from tfexport.bundle.reader import open_bundle
 from tfexport.contract import BEST_TOKENS, Precision
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import best_from_logits
 from tfexport.runtimes.buckets import Buckets
+from tfexport.runtimes.outputs import best_from_logits
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search.search import SearchOptions, pad, search
 

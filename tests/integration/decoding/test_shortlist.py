@@ -17,7 +17,7 @@ from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.batches import decode_all
 from tfexport.decoding.shortlist import read_shortlist
 from tfexport.runtimes import load_runtime
-from tfexport.runtimes.base import IntArray
+from tfexport.runtimes.outputs import IntArray
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search.search import SearchOptions, Source, search
 

@@ -22,7 +22,8 @@ from tests.support.fakes import EOS, ScriptedRuntime, echo_model, tiny_config
 from tfexport.decoding.batches import decode_all, decode_windows
 from tfexport.decoding.workers import WorkerPool
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import Capabilities, IntArray, Needs
+from tfexport.runtimes.base import Capabilities, Needs
+from tfexport.runtimes.outputs import IntArray
 from tfexport.search.search import SearchOptions
 
 CONFIG = tiny_config(src_vocab_size=9, tgt_vocab_size=9, max_source_length=12, max_target_length=20)

@@ -13,7 +13,7 @@ from makers.paths import ROOT
 from tfexport.commands.demo import embedded_checkpoint
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import load_checkpoint
-from tfexport.runtimes.base import Best, Continuations
+from tfexport.runtimes.outputs import Best, Continuations
 from tfexport.search import beam
 
 

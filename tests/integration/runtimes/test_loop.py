@@ -12,11 +12,11 @@ from makers.tiny import BOS, MAX_LENGTH, SRC_VOCAB, TGT_VOCAB
 from tests.support.fake_cuda import FakeCudart, use
 from tfexport.bundle.reader import open_bundle
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import best_from_logits
 from tfexport.runtimes.buckets import Buckets, cpu_buckets
 from tfexport.runtimes.device import Call, DeviceTensor, HostDevice
 from tfexport.runtimes.loop import LoopRuntime
 from tfexport.runtimes.ort import OrtGraphs, ort_cpu_portable
+from tfexport.runtimes.outputs import best_from_logits
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.runtimes.workspace import Executable, HostSearch
 from tfexport.search.search import SearchOptions, pad, search

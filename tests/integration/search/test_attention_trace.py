@@ -16,10 +16,10 @@ from tfexport.bundle.reader import Bundle
 from tfexport.decoding.attention_maps import attention_maps
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.models.transformer import Transformer
-from tfexport.runtimes.base import FloatArray
 from tfexport.runtimes.ort import ort_cpu_portable
 from tfexport.runtimes.ort_cpu.load import ort_cpu
 from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
+from tfexport.runtimes.outputs import FloatArray
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search.search import Hypothesis, SearchOptions, search
 

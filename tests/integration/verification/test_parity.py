@@ -23,7 +23,8 @@ from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.models.model import build_model
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes import load_runtime
-from tfexport.runtimes.base import Best, Capabilities, best_from_logits
+from tfexport.runtimes.base import Capabilities
+from tfexport.runtimes.outputs import Best, best_from_logits
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search.search import SearchOptions
 from tfexport.system.json_text import json_text

@@ -13,7 +13,7 @@ from benchmarks.peers import pytorch_in_place
 from benchmarks.peers.pytorch_in_place import InPlaceRuntime, StaticDecoder
 from tests.support.fakes import tiny_config
 from tfexport.models.transformer import Transformer
-from tfexport.runtimes.base import best_from_logits
+from tfexport.runtimes.outputs import best_from_logits
 from tfexport.runtimes.pytorch import TorchRuntime
 
 

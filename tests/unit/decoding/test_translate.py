@@ -27,7 +27,8 @@ from tfexport.config import ModelConfig
 from tfexport.decoding.line_reader import Reader, Unreadable, source_lengths
 from tfexport.decoding.translate import WINDOW_BATCHES, Result, Writer, translate
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import BaseRuntime, Best, Capacity, IntArray
+from tfexport.runtimes.base import BaseRuntime, Capacity
+from tfexport.runtimes.outputs import Best, IntArray
 from tfexport.search.search import Hypothesis, SearchOptions
 from tfexport.text.tokenizers import TextTokenizer, word_tokenizer
 

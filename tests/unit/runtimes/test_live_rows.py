@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tfexport.runtimes.base import IntArray
 from tfexport.runtimes.live_rows import LiveRows, fill_sources
+from tfexport.runtimes.outputs import IntArray
 
 BATCH = 5
 

@@ -20,7 +20,7 @@ from tests.support.fakes import (
     tiny_config,
 )
 from tfexport.errors import TfexportError, UnavailableError
-from tfexport.runtimes.base import FloatArray, IntArray
+from tfexport.runtimes.outputs import FloatArray, IntArray
 from tfexport.scheduling import batch
 from tfexport.scheduling.decoder import Decoder
 from tfexport.scheduling.groups import pieces

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tfexport.runtimes.base import Continuations, IntArray
+from tfexport.runtimes.outputs import Continuations, IntArray
 from tfexport.search.beam import let_go_on, places_among_first
 
 STEPS, SENTENCES, BEAM, CANDIDATES = 5, 7, 3, 6

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfexport.runtimes.base import Continuations
+from tfexport.runtimes.outputs import Continuations
 from tfexport.search.finished import Ends, FinishedHypotheses
 from tfexport.search.options import SearchOptions
 

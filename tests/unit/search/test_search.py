@@ -28,11 +28,10 @@ from tests.support.fakes import (
     tiny_config,
 )
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import Best, best_from_logits
+from tfexport.runtimes.outputs import Best, best_from_logits
 from tfexport.search.greedy import REMOVE_FINISHED_BELOW
 from tfexport.search.search import Hypothesis, SearchOptions, pad, search
 from tfexport.search.source_batch import search_limits
-from tfexport.search.token_rules import drop_banned
 
 # A sum of -inf and inf, or a limit that overflows, first shows as a warning of NumPy.
 pytestmark = pytest.mark.filterwarnings("error")
@@ -490,29 +489,29 @@ def shown(best: Best) -> list[tuple[int, float]]:
 
 
 def test_an_early_eos_is_taken_out_and_the_others_keep_their_order_and_log_probabilities() -> None:
-    assert shown(drop_banned(candidates(5, EOS, 7, 8), [EOS], 3, eos=EOS)) == [(5, -1), (7, -3), (8, -4)]
-    assert shown(drop_banned(candidates(EOS, 5, 7, 8), [EOS], 3, eos=EOS)) == [(5, -2), (7, -3), (8, -4)]
-    assert shown(drop_banned(candidates(5, 7, 8, EOS), [EOS], 3, eos=EOS)) == [(5, -1), (7, -2), (8, -3)]
+    assert shown(candidates(5, EOS, 7, 8).without([EOS], 3, eos=EOS)) == [(5, -1), (7, -3), (8, -4)]
+    assert shown(candidates(EOS, 5, 7, 8).without([EOS], 3, eos=EOS)) == [(5, -2), (7, -3), (8, -4)]
+    assert shown(candidates(5, 7, 8, EOS).without([EOS], 3, eos=EOS)) == [(5, -1), (7, -2), (8, -3)]
 
 
 def test_where_eos_is_no_candidate_the_one_too_many_goes() -> None:
-    assert shown(drop_banned(candidates(5, 6, 7, 8), [EOS], 3, eos=EOS)) == [(5, -1), (6, -2), (7, -3)]
+    assert shown(candidates(5, 6, 7, 8).without([EOS], 3, eos=EOS)) == [(5, -1), (6, -2), (7, -3)]
 
 
 def test_eos_stays_once_the_minimal_length_is_reached() -> None:
     for best in (candidates(5, EOS, 7), candidates(5, EOS, 7, 8)):
-        assert shown(drop_banned(best, [], 3, eos=EOS)) == [(5, -1), (EOS, -2), (7, -3)]
+        assert shown(best.without([], 3, eos=EOS)) == [(5, -1), (EOS, -2), (7, -3)]
 
 
 def test_of_a_vocabulary_smaller_than_the_beam_an_early_eos_comes_last_and_is_impossible() -> None:
-    found = shown(drop_banned(candidates(1, EOS, 0), [EOS], 6, eos=EOS))
+    found = shown(candidates(1, EOS, 0).without([EOS], 6, eos=EOS))
     assert found == [(1, -1), (0, -3), (EOS, -math.inf)]
 
 
 def test_an_early_eos_is_taken_out_of_each_row_by_itself() -> None:
     rows = [candidates(5, EOS, 7), candidates(5, 6, 7), candidates(EOS, 6, 7)]
     best = Best(np.concatenate([row.log_probs for row in rows]), np.concatenate([row.ids for row in rows]))
-    assert drop_banned(best, [EOS], 2, eos=EOS).ids.tolist() == [[5, 7], [5, 6], [6, 7]]
+    assert best.without([EOS], 2, eos=EOS).ids.tolist() == [[5, 7], [5, 6], [6, 7]]
 
 
 @pytest.mark.parametrize("beam", [1, 3])

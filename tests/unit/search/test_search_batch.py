@@ -12,7 +12,8 @@ import pytest
 from tests.support.fakes import ScriptedRuntime, constant_model, random_model, tiny_config
 from tests.support.scripted_ahead import AheadRuntime
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import Ahead, Continuations, Runtime, step_for
+from tfexport.runtimes.base import Ahead, Runtime, step_for
+from tfexport.runtimes.outputs import Continuations
 from tfexport.scheduling.batch import batch_for
 from tfexport.scheduling.sentences import Finished, Sentence
 from tfexport.search.options import SearchOptions

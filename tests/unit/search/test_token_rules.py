@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tests.support.fakes import BOS, EOS, Ids, Model, ScriptedRuntime, constant_model, random_model, tiny_config
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import Best, IntArray
+from tfexport.runtimes.outputs import Best, IntArray
 from tfexport.search.profiles import PROFILES
 from tfexport.search.rules.no_repeat_ngram import NoRepeatNgram
 from tfexport.search.rules.repetition_penalty import RepetitionPenalty

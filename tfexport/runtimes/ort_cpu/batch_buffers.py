@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import FloatArray, IntArray
 from tfexport.runtimes.ort_cpu.context import Context
+from tfexport.runtimes.outputs import FloatArray, IntArray
 
 Array = TypeVar("Array", bound=NDArray[Any])
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tfexport.runtimes.base import Ahead, Best, Continuations, FloatArray, IntArray, StepOutput, StepRequest
+from tfexport.runtimes.base import Ahead
 from tfexport.runtimes.ort_cpu import native_beams
 from tfexport.runtimes.ort_cpu.batch_buffers import (
     Positions,
@@ -25,6 +25,7 @@ from tfexport.runtimes.ort_cpu.batch_buffers import (
 )
 from tfexport.runtimes.ort_cpu.bound_graphs import BatchShortlist, StepGraph, outputs_of, requested, same_bans, widest
 from tfexport.runtimes.ort_cpu.context import Context
+from tfexport.runtimes.outputs import Best, Continuations, FloatArray, IntArray, StepOutput, StepRequest
 from tfexport.runtimes.shared_cache_mask import see_new_slots
 
 SHRINK_BELOW = 0.75

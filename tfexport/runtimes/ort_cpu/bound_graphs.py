@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from tfexport.contract import ATTENTION_ROLES, SHORTLIST_ROLES, Role, cache_names
 from tfexport.errors import BundleError
-from tfexport.runtimes.base import (
-    Ahead,
+from tfexport.runtimes.base import Ahead
+from tfexport.runtimes.ort_cpu.context import Context
+from tfexport.runtimes.outputs import (
     Argmax,
     Best,
     BestRequest,
@@ -24,7 +25,6 @@ from tfexport.runtimes.base import (
     StepOutput,
     StepRequest,
 )
-from tfexport.runtimes.ort_cpu.context import Context
 
 
 @dataclass(frozen=True)

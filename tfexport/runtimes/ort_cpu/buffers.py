@@ -17,7 +17,7 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
-from tfexport.runtimes.base import FloatArray
+from tfexport.runtimes.outputs import FloatArray
 
 SMALLEST, LARGEST = 2**17, 2**25
 """Bytes of the arrays in the pool. Smaller ones fit into any heap. Larger ones are not kept by glibc either, and one very

@@ -15,10 +15,10 @@ from tfexport.contract import Precision, Role, cache_names
 from tfexport.dialects import calls_attention_functions
 from tfexport.errors import BundleError
 from tfexport.graph_contract import attention_graphs_of, graphs_of
-from tfexport.runtimes.base import FloatArray
 from tfexport.runtimes.ort import cpu_session
 from tfexport.runtimes.ort_cpu.buffers import Buffers
 from tfexport.runtimes.ort_cpu.shared_weights import shared_session
+from tfexport.runtimes.outputs import FloatArray
 from tfexport.shortlist_contract import shortlist_graphs_of
 from tfexport.system.processes import return_freed_memory
 

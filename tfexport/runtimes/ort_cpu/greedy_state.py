@@ -11,17 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tfexport.runtimes.base import (
-    Ahead,
-    Argmax,
-    ArgmaxRequest,
-    Best,
-    Continuations,
-    FloatArray,
-    IntArray,
-    StepOutput,
-    StepRequest,
-)
+from tfexport.runtimes.base import Ahead
 from tfexport.runtimes.ort_cpu.batch_buffers import (
     first_rows,
     require_position,
@@ -41,12 +31,16 @@ from tfexport.runtimes.ort_cpu.bound_graphs import (
     widest,
 )
 from tfexport.runtimes.ort_cpu.context import Context
-
-
-def _checked(best: Argmax, banned: Sequence[int], eos: int) -> Argmax:
-    """The tokens that a search takes from a step with logits that are not finite; NaN where it takes none."""
-    is_wrong = np.isnan(best.logits) | np.isposinf(best.logits) | (np.isneginf(best.logits) & (not banned))
-    return Argmax(np.where(is_wrong, np.nan, best.logits), best.ids).or_end(banned, eos)
+from tfexport.runtimes.outputs import (
+    Argmax,
+    ArgmaxRequest,
+    Best,
+    Continuations,
+    FloatArray,
+    IntArray,
+    StepOutput,
+    StepRequest,
+)
 
 
 class GreedyState:
@@ -123,22 +117,38 @@ class GreedyState:
         return self._bound_greedy_step.argmax(tokens, position, banned)
 
     def search_ahead(self, request: Ahead) -> Continuations:
-        """See `Runtime.search_ahead`, for `Argmax`. It returns after a step in which a row ended."""
+        """See `Runtime.search_ahead`. It returns after a step in which a row ended."""
         config, banned, live = self._context.config, request.banned[0], request.live
         steps = max(1, min(request.steps, same_bans(request), config.max_target_length - self._longest))
-        tokens, chosen = request.tokens, []
+        choose = self._best_logit if request.best_only else self._best_token
+        tokens, scores, ids = request.tokens, [], []
         for _ in range(steps):
-            best = self.argmax(tokens, banned)
-            is_finite = math.isfinite(best.logits.sum())
-            if not is_finite:
-                best = _checked(best, banned, config.eos_id)
-            chosen.append(best)
-            tokens = best.ids[:, 0]
+            score, tokens = choose(tokens, banned)
+            scores.append(score)
+            ids.append(tokens)
             read = tokens if live is None else tokens[live]
+            is_finite = math.isfinite(score.sum())  # else the row ended, or a number is wrong
             if not is_finite or any(np.count_nonzero(read == end) for end in request.end_ids):
                 break
-        logits, ids = np.stack([best.logits for best in chosen]), np.stack([best.ids for best in chosen])
-        return Continuations(logits.astype(np.float64), np.zeros_like(ids), ids)
+        chosen = np.stack(ids)[..., None]
+        return Continuations(np.stack(scores)[..., None].astype(np.float64), np.zeros_like(chosen), chosen)
+
+    def _best_logit(self, tokens: IntArray, banned: tuple[int, ...]) -> tuple[FloatArray, IntArray]:
+        """The logit and the id of the token that follows `tokens`, each [rows]; NaN where a logit is not a number."""
+        best = self.argmax(tokens, banned)
+        if not math.isfinite(best.logits.sum()):
+            is_wrong = np.isnan(best.logits) | np.isposinf(best.logits) | (np.isneginf(best.logits) & (not banned))
+            best = Argmax(np.where(is_wrong, np.nan, best.logits), best.ids).or_end(banned, self._context.config.eos_id)
+        return best.logits[:, 0], best.ids[:, 0]
+
+    def _best_token(self, tokens: IntArray, banned: tuple[int, ...]) -> tuple[FloatArray, IntArray]:
+        """As `_best_logit`, with log-probabilities."""
+        best = self.best(tokens, 1 + len(banned))
+        is_wrong = ~np.isfinite(best.log_probs[:, 0])
+        if banned:
+            best = best.without(banned, 1, eos=self._context.config.eos_id)
+        log_probs = best.log_probs[:, 0]
+        return np.where(is_wrong, np.nan, log_probs) if np.count_nonzero(is_wrong) else log_probs, best.ids[:, 0]
 
     def shared_step(self, tokens: IntArray, requests: Sequence[StepRequest]) -> list[StepOutput]:
         """See `Runtime.shared_step`."""

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfexport import kernels
-from tfexport.runtimes.base import Ahead, Continuations, IntArray
+from tfexport.runtimes.base import Ahead
 from tfexport.runtimes.ort_cpu.bound_graphs import StepGraph
+from tfexport.runtimes.outputs import Continuations, IntArray
 
 
 class _Beams(ctypes.Structure):

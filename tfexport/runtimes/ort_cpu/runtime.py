@@ -15,26 +15,22 @@ from tfexport import kernels
 from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import ATTENTION_ROLES, Precision
-from tfexport.runtimes.base import (
-    Ahead,
-    Argmax,
-    BaseRuntime,
-    Best,
-    BestRequest,
-    Capabilities,
-    Capacity,
-    Continuations,
-    FloatArray,
-    IntArray,
-    Needs,
-    StepOutput,
-    StepRequest,
-)
+from tfexport.runtimes.base import Ahead, BaseRuntime, Capabilities, Capacity, Needs
 from tfexport.runtimes.ort_cpu import native_beams
 from tfexport.runtimes.ort_cpu.beam_state import BeamState
 from tfexport.runtimes.ort_cpu.bound_graphs import BatchShortlist, Binding
 from tfexport.runtimes.ort_cpu.context import DEFAULT_LAYOUT, CacheLayout, Context
 from tfexport.runtimes.ort_cpu.greedy_state import GreedyState
+from tfexport.runtimes.outputs import (
+    Argmax,
+    Best,
+    BestRequest,
+    Continuations,
+    FloatArray,
+    IntArray,
+    StepOutput,
+    StepRequest,
+)
 
 ENCODED_AT_ONCE = 512
 """The largest number of source ids in a run of the encoder, with padding, unless a source is longer. ONNX Runtime keeps the
@@ -80,7 +76,7 @@ class OrtCpuRuntime(BaseRuntime):
     def capabilities(self) -> Capabilities:
         return Capabilities(
             argmax=self._has_argmax,
-            argmax_ahead=self._has_argmax,
+            greedy_ahead=self._greedy == "decoder_step",
             beam_ahead=native_beams.available(),
             fork=self.context.threads == 1,  # sessions of one thread start no threads, which a fork would lack
             joins=True,

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from tfexport.contract import SHORTLIST_ROLES, Role, shape
-from tfexport.runtimes.base import Best, Capabilities, IntArray, Needs, best_from_logits
+from tfexport.runtimes.base import Capabilities, Needs
 from tfexport.runtimes.ort_cpu.beam_state import BeamState
 from tfexport.runtimes.ort_cpu.bound_graphs import BatchShortlist, Binding
 from tfexport.runtimes.ort_cpu.context import Context
 from tfexport.runtimes.ort_cpu.greedy_state import GreedyState
 from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
+from tfexport.runtimes.outputs import Best, IntArray, best_from_logits
 from tfexport.shortlist_contract import shortlist_graphs_of
 
 FEWEST = 512
@@ -32,8 +33,8 @@ class ShortlistRuntime(OrtCpuRuntime):
 
     @property
     def capabilities(self) -> Capabilities:
-        # Best tokens are numbers of candidates, which the kernels of a beam do not know.
-        return replace(super().capabilities, shortlists=True, beam_ahead=False)
+        # The outputs of a step are numbers of candidates, which the loops over several steps do not know.
+        return replace(super().capabilities, shortlists=True, greedy_ahead=False, beam_ahead=False)
 
     def prepare(self, needs: Needs) -> None:
         if needs.attention:  # graphs for shortlists have no attention output

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tfexport.runtimes.base import IntArray
+from tfexport.runtimes.outputs import IntArray
 from tfexport.search.token_rules import LogProbs
 
 BANK_WEIGHT = 100.0

@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tfexport.runtimes.base import Argmax, Best, Continuations, IntArray, StepOutput
+from tfexport.runtimes.outputs import Argmax, Best, Continuations, IntArray, StepOutput
 from tfexport.search.attention_trace import AttentionTrace
 from tfexport.search.beam import BeamBatch, rank_continuations
 from tfexport.search.constraints.banks import allocated

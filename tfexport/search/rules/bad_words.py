@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from tfexport.runtimes.base import IntArray
+    from tfexport.runtimes.outputs import IntArray
 
 
 @dataclass(frozen=True, kw_only=True)

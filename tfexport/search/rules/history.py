@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from tfexport.runtimes.base import IntArray
+    from tfexport.runtimes.outputs import IntArray
 
 PANEL = "Allowed tokens"
 """The panel of the options of rules in the command line's help."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from tfexport.runtimes.base import IntArray
+    from tfexport.runtimes.outputs import IntArray
 
 Bias = tuple[tuple[int, ...], float]
 

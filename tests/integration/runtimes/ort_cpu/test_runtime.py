@@ -250,13 +250,13 @@ def test_the_first_step_of_a_beam_computes_one_hypothesis_of_each_sentence(
     runtime.context.attention_is_by_row = True
     sources, options = random_sources(CONFIG, LENGTHS), SearchOptions(beam=4, nbest=4)
     shapes = []
-    run = StepGraph.run
+    begin = StepGraph.begin
 
     def watched(self: StepGraph, *arguments: Any) -> None:
         shapes.append(self.tokens.shape)
-        run(self, *arguments)
+        begin(self, *arguments)
 
-    monkeypatch.setattr(StepGraph, "run", watched)
+    monkeypatch.setattr(StepGraph, "begin", watched)
     found = search(runtime, sources, options)
     assert shapes[:2] == [(len(sources), 1), (len(sources), 4)]
     shapes.clear()

@@ -12,11 +12,12 @@ from makers.ahead import on_host
 from makers.ort_bundles import CONFIG, random_model, with_end, write_bundle
 from makers.tiny import SRC_VOCAB
 from tfexport.bundle.reader import Bundle
-from tfexport.runtimes.base import Ahead, Continuations
+from tfexport.runtimes.base import Ahead
 from tfexport.runtimes.ort_cpu.beam_state import BeamState
 from tfexport.runtimes.ort_cpu.context import CacheLayout
 from tfexport.runtimes.ort_cpu.greedy_state import GreedyState
 from tfexport.runtimes.ort_cpu.load import ort_cpu
+from tfexport.runtimes.outputs import Continuations
 from tfexport.search.search import SearchOptions, Source, search
 
 RANDOM = np.random.default_rng(4)
@@ -53,6 +54,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     "options",
     [
         IDS_ONLY,
+        replace(IDS_ONLY, scores=True),
+        replace(IDS_ONLY, scores=True, min_length=6, suppress=(5, 9), suppress_first=(7,)),
         replace(IDS_ONLY, min_length=6, suppress=(5, 9), suppress_first=(7,)),
         BEAM,
         replace(BEAM, beam=8, nbest=8),
@@ -89,7 +92,6 @@ def test_sources_with_limits_of_their_own(bundle: Bundle, calls: list[int], opti
     [
         (replace(BEAM, no_repeat_ngram=2), SOURCES),
         (SearchOptions.for_profile("marian", beam=3), SOURCES),
-        (SearchOptions(), SOURCES),  # scores need probabilities
         (IDS_ONLY, [Source(source, prefix=(7,) * 40) for source in SOURCES]),
     ],
 )

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfexport.runtimes.base import Ahead, Best
+from tfexport.runtimes.base import Ahead
 from tfexport.runtimes.ort_cpu import native_beams
+from tfexport.runtimes.outputs import Best
 from tfexport.runtimes.shared_cache_mask import see_new_slots
 from tfexport.search.beam import let_go_on, places_among_first, rank_continuations
 from tfexport.search.search_batch import is_end
-from tfexport.search.token_rules import drop_banned
 
 VOCAB, EOS, STEPS, SLOTS = 12, 2, 4, 40
 
@@ -86,7 +86,7 @@ def test_steps_are_those_of_the_search(seed: int, kind: str) -> None:
         if wrong.any():
             assert index == len(actual.tokens) - 1
             return
-        kept = drop_banned(output, banned, candidates, eos=EOS) if banned else output
+        kept = output.without(banned, candidates, eos=EOS) if banned else output
         ranked = rank_continuations(live, kept, candidates).at(None)
         for name, value in zip(("log_probs", "parents", "tokens"), ranked, strict=True):
             exists = ranked.log_probs[0] > -np.inf

@@ -10,7 +10,7 @@ import pytest
 from tests.support.constrained import has_all
 from tests.support.fakes import EOS, Ids, Model, ScriptedRuntime, constant_model, echo_model, random_model, tiny_config
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import FloatArray
+from tfexport.runtimes.outputs import FloatArray
 from tfexport.search.hypothesis import Phrase, Source
 from tfexport.search.options import ConstraintOrder
 from tfexport.search.phrase_rules import Glued, PhraseRules
