@@ -66,7 +66,7 @@ class Timed(BaseRuntime):
     def capabilities(self) -> Capabilities:
         """Those of a search on a GPU, so that what is measured is what decodes."""
         own = self._runtime.capabilities
-        return Capabilities(greedy_ahead=own.greedy_ahead, beam_ahead=own.beam_ahead)
+        return Capabilities(greedy_ahead=own.greedy_ahead, beam_ahead=own.beam_ahead, waits_for_host=own.waits_for_host)
 
     def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> Any:
         self._begun = None

@@ -31,6 +31,7 @@ from tfexport.bench.peers import CTranslate2Peer, HuggingFacePeer, OptimumPeer, 
 from tfexport.contract import Precision
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Runtime
+from tfexport.runtimes.outputs import Continuations
 from tfexport.search.search import SearchOptions
 from tfexport.system.processes import end_with_parent
 
@@ -85,7 +86,7 @@ class Profile:
     @contextmanager
     def watching(self, runtime: Runtime, state: type) -> Iterator[None]:
         """Replace the methods of `runtime` and of its states, which have the class `state`."""
-        methods = {"encode": "encode", "step": "step", "best": "step", "argmax": "step"}
+        methods = {"encode": "encode", "step": "step", "best": "step", "argmax": "step", "search_ahead": "step"}
         wanted = [(type(runtime), name, part) for name, part in methods.items()] + [(state, "select", "select")]
         originals = [(owner, name, getattr(owner, name)) for owner, name, _ in wanted]
         for owner, name, part in wanted:
@@ -103,14 +104,16 @@ class Profile:
             self._inside.is_timed = True
             start = time.perf_counter()
             try:
-                return method(*arguments, **options)
+                result = method(*arguments, **options)
             finally:
-                seconds = time.perf_counter() - start
                 self._inside.is_timed = False
-                with self._lock:
-                    self.parts[part] += seconds
-                    if part == "step":
-                        self.steps.append(seconds)
+            seconds = time.perf_counter() - start
+            with self._lock:
+                self.parts[part] += seconds
+                if part == "step":
+                    steps = len(result[0].tokens) if isinstance(result[0], Continuations) else 1
+                    self.steps += [seconds / steps] * steps
+            return result
 
         return timed
 
