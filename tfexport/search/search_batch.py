@@ -112,8 +112,9 @@ def steps_of(runtime: Runtime, state: Any, batch: SearchBatch, sources: int) -> 
             rows = batch.advance(output, partial(_attention_of, state))
         else:
             continuations, state = runtime.search_ahead(state, ahead)
-            # The device continues while the host processes the results.
-            rows = batch.advance_ahead(continuations, partial(runtime.begin_ahead, state))
+            # A device continues while the host processes the results.
+            begin = partial(runtime.begin_ahead, state) if runtime.capabilities.waits_for_host else None
+            rows = batch.advance_ahead(continuations, begin)
         if batch.is_done:
             return batch.outputs(np.arange(sources))
         if rows is not None:
