@@ -147,5 +147,5 @@ def _about_kernels(kernels: Mapping[str, Any]) -> list[str]:
     sets = ", ".join(kernels["instruction_sets"]) or "instruction sets not known"
     lines = [f"kernels: in use, {sets}{f'; built by {compiler}' if compiler else ''}"]
     if not kernels["matrix_products"]:
-        lines.append("  matrix products are computed by ONNX Runtime: their kernels need AVX-512 VNNI")
+        lines.append("  matrix products are computed by ONNX Runtime: their kernels need AVX2, or a 64-bit ARM")
     return lines

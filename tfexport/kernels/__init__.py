@@ -6,8 +6,10 @@ The graphs of the dialect `ort` call functions of the domain `tfexport`, each de
                                                              └──> Split, Reshape, .., MultiHeadAttention, if it is not
 
 So a bundle runs wherever ONNX Runtime does. It runs faster if this package was installed on a machine with a C++ compiler
-(GCC 12 or newer, or Clang). TFEXPORT_KERNELS=0 in the environment disables the kernels. Kernels for matrix products need a
-CPU with AVX-512 and VNNI. `status` returns whether this process can use the kernels, with the reason if it cannot.
+(GCC 12 or newer, or Clang). `status` returns whether this process can use the kernels, with the reason if it cannot.
+
+The library has the kernels for several instruction sets, and uses the best one of the CPU. Kernels for matrix products need
+AVX2, or a 64-bit ARM. In the environment, TFEXPORT_ISA names an instruction set, and TFEXPORT_KERNELS=0 disables the kernels.
 
 A kernel replaces a definition by its name alone. A function that computes something else needs another name, or another
 bundle format.
@@ -29,9 +31,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tfexport.contract import FORMAT
+from tfexport.errors import TfexportError
 
 SWITCH = "TFEXPORT_KERNELS"
 """Environment variable; 0 disables the kernels."""
+ISA = "TFEXPORT_ISA"
+"""Environment variable; the name of an instruction set that the kernels use, for tests and comparisons."""
 LIBRARY = "_library.dll" if sys.platform == "win32" else "_library.so"
 """Library that setup.py builds. It has no symbols of Python, so one build serves all versions."""
 RECORD = "build.json"
@@ -68,11 +73,30 @@ def library() -> Path | None:
 
 
 def status() -> Status:
-    """Whether this process can use the kernels. Only the environment is read again in each call."""
+    """Whether this process can use the kernels. Only the environment is read again in each call.
+
+    Raises:
+        TfexportError: the environment names an instruction set that this CPU does not have.
+    """
     current = _status_here()
-    if os.environ.get(SWITCH) != "0":
-        return current
-    return replace(current, state="disabled", reason=f"{SWITCH}=0 is set", remedy=f"Unset {SWITCH} to use them.")
+    if os.environ.get(SWITCH) == "0":
+        return replace(current, state="disabled", reason=f"{SWITCH}=0 is set", remedy=f"Unset {SWITCH} to use them.")
+    if current.state == "ready" and (name := os.environ.get(ISA)):
+        assert current.path is not None
+        supported = supported_instruction_sets(current.path)
+        if name not in supported:
+            raise TfexportError(
+                f"{ISA} is {name!r}, and the kernels support on this CPU: {', '.join(supported)}. Set it to one of these, or "
+                "unset it."
+            )
+    return current
+
+
+def supported_instruction_sets(library: Path) -> tuple[str, ...]:
+    """The names of the instruction sets that both a library of kernels and this CPU have, the best first."""
+    names = ctypes.CDLL(str(library)).tfexport_targets
+    names.restype = ctypes.c_char_p
+    return tuple(names().decode().split(","))
 
 
 @functools.cache
@@ -149,24 +173,15 @@ def instruction_sets() -> tuple[str, ...]:
     path = library()
     if path is None:
         return ()
-    try:
-        names = ctypes.CDLL(str(path)).tfexport_instruction_sets
-    except AttributeError:  # an older library without this function
-        return ()
+    names = ctypes.CDLL(str(path)).tfexport_instruction_sets
     names.restype = ctypes.c_char_p
-    of_vectors = tuple(name for name in names().decode().split(",") if name)
-    return (*of_vectors, "AVX-512 VNNI") if has_products() else of_vectors
+    return tuple(names().decode().split(","))
 
 
 def has_products() -> bool:
     """Whether sessions compute products by kernels, which read the weights in place."""
     path = library()
-    return path is not None and _has_products(path)
-
-
-@functools.cache
-def _has_products(path: Path) -> bool:
-    return bool(ctypes.CDLL(str(path)).tfexport_has_products())
+    return path is not None and bool(ctypes.CDLL(str(path)).tfexport_has_products())
 
 
 def digest() -> str:

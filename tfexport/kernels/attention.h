@@ -3,17 +3,7 @@
 // ONNX Runtime's operators call a matrix product for each row and head, and the calls cost more than the products. Beams need
 // six operators per layer to write their cache and to mask the past of other hypotheses. These kernels read a head's keys and
 // values into the CPU's cache once for all hypotheses of a sentence, and only use the slots that a hypothesis sees.
-#pragma once
-
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <vector>
-
-#include "floats.h"
-#include "runtime.h"
-
-namespace tfexport {
+namespace tfexport::TARGET {
 
 // The valid slots of a cache: those of a list, or the first ones if there is no list.
 struct Slots {
@@ -109,7 +99,7 @@ INLINED void every_head(const Place& place, float* scores) {
 // Whether there is a kernel for heads of this size. `calls_attention_functions` in dialects.py has the same condition.
 inline bool has_kernel(int64_t dim) { return dim > 0 && dim % kLanes == 0 && dim <= 128; }
 
-FOR_EACH_CPU void attend_place(const Place& place, float* scores) {
+static void attend_place(const Place& place, float* scores) {
   switch (place.dim) {
     case 16: return every_head<16>(place, scores);
     case 32: return every_head<32>(place, scores);
@@ -145,7 +135,7 @@ INLINED void multiply_tile(const float* const (&rows)[kQueries], const float* bl
 
 // softmax(query * keys / sqrt(dim)) * values of a head; 0 for a source of length 0. `memory` has room for `source_memory` numbers:
 // the keys in blocks [dim, 16] and the values in blocks [length, 16], so that a tile reads adjacent memory, and the rows of a tile.
-FOR_EACH_CPU void attend_source(const Source& source, float* memory) {
+static void attend_source(const Source& source, float* memory) {
   const int64_t dim = source.dim, length = source.length, padded = (length + kLanes - 1) / kLanes * kLanes;
   float *columns = memory, *values = columns + dim * padded, *scaled = values + dim * length;
   float* scores = scaled + kQueries * dim;
@@ -248,7 +238,7 @@ inline float* present(Context& context, size_t index, const Tensor& past) {
 }
 
 // Writes the seen slots before `end` into `list`.
-FOR_EACH_CPU Slots list_seen(const uint8_t* sees, int32_t end, int32_t* list) {
+static Slots list_seen(const uint8_t* sees, int32_t end, int32_t* list) {
   int32_t count = 0;
   for (int32_t i = 0; i < end; ++i) {
     list[count] = i;
@@ -258,7 +248,7 @@ FOR_EACH_CPU Slots list_seen(const uint8_t* sees, int32_t end, int32_t* list) {
 }
 
 // Copies the heads of a row, each [dim], to one of the slots of a cache [heads, slots, dim].
-FOR_EACH_CPU void write_slot(const float* row, const CacheShape& cache, int64_t slot, float* tensor) {
+static void write_slot(const float* row, const CacheShape& cache, int64_t slot, float* tensor) {
   for (int64_t head = 0; head < cache.heads; ++head) {
     float* to = tensor + (head * cache.slots + slot) * cache.dim;
     for (int64_t i = 0; i < cache.dim; i += kLanes) store(to + i, load(row + head * cache.dim + i));
@@ -374,4 +364,4 @@ inline void source_attention(Context& context) {
   });
 }
 
-}  // namespace tfexport
+}  // namespace tfexport::TARGET

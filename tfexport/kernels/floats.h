@@ -1,43 +1,9 @@
 // Vectors of sixteen floats. GCC and Clang map them to the CPU's registers. Results have the same bits on all CPUs: sums have one
 // order, and the compiler does not fuse multiplications and additions, which not all CPUs can do (-ffp-contract=off). In 8 bits the
 // last bit of an activation decides how it is rounded, and so which tokens are found. Exceptions are the float32 products, which
-// only run with AVX-512 and fuse, and the log-probabilities of `BestTokens`, which call the system's exp and log.
-#pragma once
+// fuse and only run on CPUs that can, and the log-probabilities of `BestTokens`, which call the system's exp and log.
 
-#include <cstdint>
-
-#define INLINED inline __attribute__((always_inline))
-
-#define INLINED_LAMBDA __attribute__((always_inline))
-
-// A function that is compiled for several CPUs. The version for the running CPU is chosen when the library is loaded.
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
-#define COMPILED_FOR_EACH_CPU 1
-#define FOR_EACH_CPU static __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define FOR_EACH_CPU static
-#endif
-
-namespace tfexport {
-
-// The instruction sets that these functions use on this CPU, for `tfexport version`.
-inline const char* instruction_sets() {
-#if defined(COMPILED_FOR_EACH_CPU)
-  if (__builtin_cpu_supports("x86-64-v4")) return "AVX-512";
-  if (__builtin_cpu_supports("x86-64-v3")) return "AVX2,FMA";
-  return "SSE2";
-#elif defined(__AVX512F__)
-  return "AVX-512";
-#elif defined(__AVX2__)
-  return "AVX2,FMA";
-#elif defined(__SSE2__)
-  return "SSE2";
-#elif defined(__ARM_NEON)
-  return "NEON";
-#else
-  return "";
-#endif
-}
+namespace tfexport::TARGET {
 
 constexpr int kLanes = 16;
 
@@ -120,4 +86,4 @@ INLINED Floats exp_of_negative(Floats x) {
   return p * reinterpret_cast<Floats>((__builtin_convertvector(n, Ints) + 127) << 23);
 }
 
-}  // namespace tfexport
+}  // namespace tfexport::TARGET

@@ -1,54 +1,62 @@
-// Products of rows with the weights of a projection, in float32 and in 8 bits, for CPUs with AVX-512 and VNNI. On other CPUs
-// these operators are not registered, and their definitions run.
+// Products of rows with the weights of a projection, in float32 and in 8 bits. Where a target has none, these operators are not
+// registered, and their definitions run.
 //
 // Weights are stored in blocks of 48 outputs: float32 [blocks, in, 48], and int8 [blocks, in / 4, 48, 4], with four adjacent
 // inputs for the instruction. The rest of the last block is 0. The file has 8-bit weights in this order, and they are read from
 // its mapping. ONNX Runtime brings float32 weights into this order when it loads a graph.
 //
 // With one row, the memory limits the speed: weights are read once, from first to last, except those of inputs that a ReLU
-// makes 0. With many rows, a tile of 8 rows and a block stays in registers, so that each loaded value is used 3 or 8 times.
-#pragma once
-
-#include <algorithm>
-#include <cstring>
-#include <vector>
-
-#include "floats.h"
-#include "rows.h"
-#include "runtime.h"
-#include "screening.h"
-
-#if defined(__x86_64__)
-
-#include <immintrin.h>
-
-#define WITH_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
+// makes 0. With many rows, a tile of some rows and outputs stays in registers, so that each loaded value is used several times.
+#if TARGET_HAS_PRODUCTS
 
 // A loop over the registers of a tile.
-#define UNROLLED _Pragma("GCC unroll 8")
+#define UNROLLED _Pragma("GCC unroll 12")
 
-namespace tfexport {
+namespace tfexport::TARGET {
 
-inline bool has_products() {
-  return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-}
-
-constexpr int64_t kWidest = 3;                // registers of outputs in a tile
-constexpr int64_t kBlock = kWidest * kLanes;  // outputs with adjacent weights
-constexpr int64_t kGroup = 4;                 // inputs with adjacent weights, in 8 bits
+constexpr int64_t kBlock = 48;                // outputs with adjacent weights
 constexpr int64_t kAhead = 8192;              // bytes to fetch in advance: the CPU's own prefetching stops at each page
 constexpr int64_t kListAhead = 32;            // listed inputs to fetch in advance
 constexpr int64_t kSummed = 256;              // inputs whose float32 products are one sum, as in ONNX Runtime's Gemm
 constexpr int64_t kFewRows = 8;               // most rows that are searched for inputs that a ReLU makes 0 in all of them
 constexpr double kWorthListing = 0.8;         // largest share of inputs to list; above it, using all inputs takes no longer
-constexpr int64_t kMostInputs = 65536;  // most inputs for which sums of 8-bit products always fit into 32 bits
+constexpr int64_t kMostInputs = 65536;        // most inputs for which sums of 8-bit products always fit into 32 bits
+constexpr int64_t kLine = 64;                 // bytes that a prefetch brings
 
 // Assumed speed of a CPU in multiplications and bytes of weights per second, to decide when waking up a thread is worthwhile.
 constexpr double kMultiplications = 1e11, kInt8Multiplications = 4e11, kBytes = 8e10;
 
-// A mask of the 16 outputs from `column` on that exist.
-WITH_AVX512 INLINED __mmask16 outputs_from(int64_t column, int64_t columns) {
-  return columns - column >= kLanes ? 0xffff : (1u << (columns - column)) - 1;
+// The number of registers of outputs in a tile of `rows` rows. It divides the number `in_block`, and the registers suffice for the
+// sums, for the weights or the rows, whichever are fewer, and for `more`.
+constexpr int tile_width(int rows, int in_block, int more) {
+  int width = in_block;
+  while (in_block % width || rows * width + std::min(rows, width) + more > kRegisters) --width;
+  return width;
+}
+
+// Prefetches what is `kAhead` bytes after `from`, once for each cache line of registers of `size` bytes.
+INLINED void prefetch(const void* from, int64_t size, int number) {
+  if (number * size % kLine == 0) __builtin_prefetch(reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(from) + kAhead));
+}
+
+// Adds products to the sums of a tile. What there is less of, weights or rows, stays in registers.
+template <typename Weight, typename Row, int kRows, int kWidth, typename Sum, typename WeightAt, typename RowAt, typename Add>
+INLINED void add_tile(Sum (&sums)[kRows][kWidth], WeightAt weight_at, RowAt row_at, Add add) {
+  if (kRows < kWidth) {
+    Row taken[kRows];
+    UNROLLED for (int r = 0; r < kRows; ++r) taken[r] = row_at(r);
+    UNROLLED for (int w = 0; w < kWidth; ++w) {
+      const Weight weight = weight_at(w);
+      UNROLLED for (int r = 0; r < kRows; ++r) sums[r][w] = add(taken[r], weight, sums[r][w]);
+    }
+  } else {
+    Weight taken[kWidth];
+    UNROLLED for (int w = 0; w < kWidth; ++w) taken[w] = weight_at(w);
+    UNROLLED for (int r = 0; r < kRows; ++r) {
+      const Row row = row_at(r);
+      UNROLLED for (int w = 0; w < kWidth; ++w) sums[r][w] = add(row, taken[w], sums[r][w]);
+    }
+  }
 }
 
 // Float32 product, after a ReLU of the rows with `kRectified`. Each result is summed in the order of its inputs; `kListed` only
@@ -68,10 +76,12 @@ struct FloatProduct {
     return std::max(size * count / kMultiplications, size * sizeof(float) / kBytes);
   }
 
-  // A tile of rows and registers of outputs, from `column` on, where a block begins. It is a separate function, because GCC
-  // spills registers of the innermost loop to the stack if it sees the loops of other tiles next to it.
+  static constexpr int kOutputs = kFloatLanes, kMoreRegisters = kFloatRegisters;
+
+  // A tile of rows and registers of outputs, from `column` on. It is a separate function, because GCC spills registers of the
+  // innermost loop to the stack if it sees the loops of other tiles next to it.
   template <int kRows, int kWidth>
-  WITH_AVX512 __attribute__((noinline)) void tile(int64_t row, int64_t column, float* result) const {
+  __attribute__((noinline)) void tile(int64_t row, int64_t column, float* result) const {
     for (int64_t input = 0, start = 0, end; input < stride; input += kSummed, start = end) {
       end = kListed ? std::lower_bound(listed + start, listed + used, input + kSummed) - listed : std::min(input + kSummed, used);
       add_inputs<kRows, kWidth>(row, column, start, end, input ? nullptr : bias, result);
@@ -81,41 +91,42 @@ struct FloatProduct {
   // Adds the inputs from `start` to `end` to `added` in each row, or without it to `result`, because no registers are left for
   // the earlier sums.
   template <int kRows, int kWidth>
-  WITH_AVX512 INLINED void add_inputs(int64_t row, int64_t column, int64_t start, int64_t end, const float* added,
-                                      float* result) const {
-    __m512 sums[kRows][kWidth];
+  INLINED void add_inputs(int64_t row, int64_t column, int64_t start, int64_t end, const float* added, float* result) const {
+    FloatRegister sums[kRows][kWidth];
     UNROLLED for (int r = 0; r < kRows; ++r) {
-      UNROLLED for (int w = 0; w < kWidth; ++w) sums[r][w] = _mm512_setzero_ps();
+      UNROLLED for (int w = 0; w < kWidth; ++w) sums[r][w] = no_floats();
     }
     const float* numbers = rows + row * stride;
-    const float* block = weights + column * stride;
+    const float* block = weights + column / kBlock * kBlock * stride + column % kBlock;
     for (int64_t place = start; place < end; ++place) {
       const int64_t i = kListed ? listed[place] : place;
-      __m512 taken[kWidth];
-      UNROLLED for (int w = 0; w < kWidth; ++w) {
-        const float* from = block + i * kBlock + w * kLanes;
-        const float* ahead = kListed ? block + listed[place + kListAhead] * kBlock + w * kLanes : from + kAhead / sizeof(float);
-        _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T0);
-        taken[w] = _mm512_loadu_ps(from);
-      }
-      UNROLLED for (int r = 0; r < kRows; ++r) {
-        // In assembly, because GCC loads all rows before the first multiplication, which needs too many registers and halves
-        // the speed.
-        __m512 number;
-        asm volatile("vbroadcastss %1, %0" : "=v"(number) : "m"(numbers[r * stride + i]));
-        if (kRectified) number = _mm512_max_ps(_mm512_setzero_ps(), number);  // this order keeps NaN
-        UNROLLED for (int w = 0; w < kWidth; ++w) {
-          sums[r][w] = _mm512_fmadd_ps(number, taken[w], sums[r][w]);
+      const auto weights_at = [&](int w) INLINED_LAMBDA {
+        const float* from = block + i * kBlock + w * kFloatLanes;
+        if (kListed) {
+          __builtin_prefetch(block + listed[place + kListAhead] * kBlock + w * kFloatLanes);
+        } else {
+          prefetch(from, sizeof(FloatRegister), w);
         }
-      }
+        return load_register(from);
+      };
+      const auto number_at = [&](int r) INLINED_LAMBDA {
+        const FloatRegister number = broadcast(numbers + r * stride + i);
+        return kRectified ? rectified(number) : number;
+      };
+      add_tile<FloatRegister, FloatRegister>(sums, weights_at, number_at, multiply_add);
     }
     UNROLLED for (int w = 0; w < kWidth; ++w) {
-      const int64_t first = column + w * kLanes;
-      const __mmask16 there = outputs_from(first, columns);
+      const int64_t first = column + w * kFloatLanes, left = columns - first;
       UNROLLED for (int r = 0; r < kRows; ++r) {
         float* to = result + (row + r) * columns + first;
-        const __m512 before = _mm512_maskz_loadu_ps(there, added ? added + first : to);
-        _mm512_mask_storeu_ps(to, there, _mm512_add_ps(before, sums[r][w]));
+        const float* before = added ? added + first : to;
+        if (left >= kFloatLanes) {
+          store_register(to, load_register(before) + sums[r][w]);
+        } else {
+          float some[kFloatLanes];
+          store_register(some, sums[r][w]);
+          for (int64_t i = 0; i < left; ++i) to[i] = before[i] + some[i];
+        }
       }
     }
   }
@@ -123,15 +134,25 @@ struct FloatProduct {
 
 // Rows in 8 bits, each with a scale: signed, or unsigned after a ReLU.
 struct RoundedRows {
-  std::vector<uint8_t> numbers;  // [count, stride]
-  std::vector<int32_t> start;    // initial value of the sums of each row
+  std::vector<Number> numbers;  // [count, stride]
+  std::vector<int32_t> start;   // initial value of the sums of each row
   std::vector<float> scale;
 
   RoundedRows(int64_t count, int64_t stride) : numbers(count * stride), start(count), scale(count) {}
+
+  // Sets a row from numbers in 8 bits, whose sum is `sum`.
+  template <bool kRectified>
+  void set(int64_t row, const uint8_t* eight_bits, int64_t stride, int32_t sum) {
+    Number* to = numbers.data() + row * stride;
+    constexpr uint8_t kFlip = kRectified && kShiftsRectified ? 128 : 0;
+    for (int64_t i = 0; i < stride; ++i) {
+      const auto number = static_cast<uint8_t>(eight_bits[i] ^ kFlip);
+      to[i] = kRectified && !kShiftsRectified ? static_cast<Number>(number) : static_cast<Number>(static_cast<int8_t>(number));
+    }
+    start[row] = kFlipsWeights && !kRectified ? -128 * sum : 0;
+  }
 };
 
-// The instruction multiplies unsigned numbers by signed ones. If the rows are signed, weights become unsigned by adding 128
-// (flipping a bit), and each sum starts at -128 times the sum of its row.
 template <bool kRectified>
 struct Int8Product {
   const RoundedRows& rows;
@@ -140,66 +161,86 @@ struct Int8Product {
   const float* bias;      // [columns]
   int64_t count, stride, columns;
 
+  static constexpr int kOutputs = kDotOutputs, kMoreRegisters = kDotRegisters;
+
   double seconds() const {
     const double size = static_cast<double>(stride) * columns;
     return std::max(size * count / kInt8Multiplications, size / kBytes);
   }
 
   template <int kRows, int kWidth>
-  WITH_AVX512 INLINED void tile(int64_t row, int64_t column, float* result) const {
-    __m512i sums[kRows][kWidth];
+  __attribute__((noinline)) void tile(int64_t row, int64_t column, float* result) const {
+    constexpr bool kShifts = kRectified && kShiftsRectified;
+    Sums sums[kRows][kWidth], of_weights[kShifts ? kWidth : 1];
     UNROLLED for (int r = 0; r < kRows; ++r) {
-      UNROLLED for (int w = 0; w < kWidth; ++w) sums[r][w] = _mm512_set1_epi32(rows.start[row + r]);
+      UNROLLED for (int w = 0; w < kWidth; ++w) sums[r][w] = first_sums(rows.start[row + r]);
     }
-    const uint8_t* numbers = rows.numbers.data() + row * stride;
-    const int8_t* block = weights + column * stride;
-    const __m512i flip = _mm512_set1_epi8(-128);
+    UNROLLED for (int w = 0; w < (kShifts ? kWidth : 1); ++w) of_weights[w] = first_sums(0);
+    const Number* numbers = rows.numbers.data() + row * stride;
+    const int8_t* block = weights + column / kBlock * kBlock * stride + column % kBlock * kGroup;
+    const Number ones[kGroup] = {1, 1, 1, 1};
     for (int64_t i = 0; i < stride; i += kGroup) {
-      __m512i taken[kWidth];
-      UNROLLED for (int w = 0; w < kWidth; ++w) {
-        const int8_t* from = block + i * kBlock + w * kLanes * kGroup;
-        _mm_prefetch(reinterpret_cast<const char*>(from) + kAhead, _MM_HINT_T0);
-        taken[w] = _mm512_loadu_si512(from);
-        if (!kRectified) taken[w] = _mm512_xor_si512(taken[w], flip);
-      }
-      UNROLLED for (int r = 0; r < kRows; ++r) {
-        __m512i four;
-        const auto* from = reinterpret_cast<const int32_t*>(numbers + r * stride + i);
-        asm volatile("vpbroadcastd %1, %0" : "=v"(four) : "m"(*from));
-        UNROLLED for (int w = 0; w < kWidth; ++w) {
-          if (kRectified) {
-            asm("vpdpbusd %2, %1, %0" : "+v"(sums[r][w]) : "v"(four), "v"(taken[w]));
-          } else {
-            asm("vpdpbusd %2, %1, %0" : "+v"(sums[r][w]) : "v"(taken[w]), "v"(four));
-          }
-        }
-      }
+      const auto weights_at = [&](int w) INLINED_LAMBDA {
+        const int8_t* from = block + i * kBlock + w * kDotOutputs * kGroup;
+        prefetch(from, kDotOutputs * kGroup, w);
+        const Weights taken = load_weights<kRectified>(from);
+        if (kShifts) of_weights[w] = add_products<false>(broadcast(ones), taken, of_weights[w]);
+        return taken;
+      };
+      const auto numbers_at = [&](int r) INLINED_LAMBDA { return broadcast(numbers + r * stride + i); };
+      add_tile<Weights, Four>(sums, weights_at, numbers_at, add_products<kRectified>);
     }
     UNROLLED for (int w = 0; w < kWidth; ++w) {
-      const int64_t first = column + w * kLanes;
-      const __mmask16 there = outputs_from(first, columns);
-      const __m512 factor = _mm512_maskz_loadu_ps(there, scale + first), more = _mm512_maskz_loadu_ps(there, bias + first);
+      const int64_t first = column + w * kDotOutputs, left = columns - first;
+      float factors[kDotOutputs] = {}, more[kDotOutputs] = {};
+      if (left < kDotOutputs) {
+        std::copy_n(scale + first, std::max<int64_t>(left, 0), factors);
+        std::copy_n(bias + first, std::max<int64_t>(left, 0), more);
+      }
+      const DotFloats factor = load_factors(left < kDotOutputs ? factors : scale + first);
+      const DotFloats addend = load_factors(left < kDotOutputs ? more : bias + first);
       UNROLLED for (int r = 0; r < kRows; ++r) {
-        const __m512 product = _mm512_cvtepi32_ps(sums[r][w]) * factor * rows.scale[row + r];
-        _mm512_mask_storeu_ps(result + (row + r) * columns + first, there, product + more);
+        const Sums all = kShifts ? add_times_128(sums[r][w], of_weights[w]) : sums[r][w];
+        const DotFloats product = to_floats(all) * factor * rows.scale[row + r] + addend;
+        float* to = result + (row + r) * columns + first;
+        if (left >= kDotOutputs) {
+          std::memcpy(to, &product, sizeof product);
+        } else {
+          float some[kDotOutputs];
+          std::memcpy(some, &product, sizeof product);
+          for (int64_t i = 0; i < left; ++i) to[i] = some[i];
+        }
       }
     }
   }
 };
 
-// Multiplies all rows with the `kWidth` registers of outputs from `column` on.
-template <int kWidth, typename Product>
-WITH_AVX512 void multiply_block(const Product& product, int64_t column, float* result) {
-  int64_t row = 0;
-  for (; row + 8 <= product.count; row += 8) product.template tile<8, kWidth>(row, column, result);
-  switch (product.count - row) {
-    case 7: return product.template tile<7, kWidth>(row, column, result);
-    case 6: return product.template tile<6, kWidth>(row, column, result);
-    case 5: return product.template tile<5, kWidth>(row, column, result);
-    case 4: return product.template tile<4, kWidth>(row, column, result);
-    case 3: return product.template tile<3, kWidth>(row, column, result);
-    case 2: return product.template tile<2, kWidth>(row, column, result);
-    case 1: return product.template tile<1, kWidth>(row, column, result);
+// Multiplies `kRows` rows with the outputs of a block, of which some may not exist.
+template <int kRows, typename Product>
+void multiply_rows(const Product& product, int64_t row, int64_t column, float* result) {
+  constexpr int kWidth = tile_width(kRows, kBlock / Product::kOutputs, Product::kMoreRegisters);
+  const int64_t end = std::min(column + kBlock, product.columns);
+  for (int64_t first = column; first < end; first += kWidth * Product::kOutputs) {
+    product.template tile<kRows, kWidth>(row, first, result);
+  }
+}
+
+// Multiplies all rows with the outputs of a block, in tiles of about the same number of rows.
+template <typename Product>
+void multiply_block(const Product& product, int64_t column, float* result) {
+  int64_t tiles = (product.count + kMostRows - 1) / kMostRows;
+  for (int64_t row = 0, rows; row < product.count; row += rows, --tiles) {
+    rows = (product.count - row + tiles - 1) / tiles;
+    switch (rows) {
+      case 8: multiply_rows<std::min(8, kMostRows)>(product, row, column, result); break;
+      case 7: multiply_rows<std::min(7, kMostRows)>(product, row, column, result); break;
+      case 6: multiply_rows<6>(product, row, column, result); break;
+      case 5: multiply_rows<5>(product, row, column, result); break;
+      case 4: multiply_rows<4>(product, row, column, result); break;
+      case 3: multiply_rows<3>(product, row, column, result); break;
+      case 2: multiply_rows<2>(product, row, column, result); break;
+      case 1: multiply_rows<1>(product, row, column, result); break;
+    }
   }
 }
 
@@ -210,14 +251,7 @@ void multiply(Context& context, const Product& product, float* result) {
   const int64_t tasks = std::clamp<int64_t>(product.seconds() / kTask, 1, blocks);
   context.parallel(tasks, [&](int64_t task) {
     for (int64_t block = blocks * task / tasks; block < blocks * (task + 1) / tasks; ++block) {
-      const int64_t column = block * kBlock, left = product.columns - column;
-      if (left > 2 * kLanes) {
-        multiply_block<3>(product, column, result);
-      } else if (left > kLanes) {
-        multiply_block<2>(product, column, result);
-      } else {
-        multiply_block<1>(product, column, result);
-      }
+      multiply_block(product, block * kBlock, result);
     }
   });
 }
@@ -246,20 +280,30 @@ inline bool are_int8_blocks(const Tensor& weights, int64_t columns, int64_t size
 
 // Writes the inputs that are above 0 in at least one of `rows` into `list`, in order, followed by `kListAhead` valid inputs;
 // returns the number of inputs above 0. In a trained network they are few, and the weights of the others are not read.
-WITH_AVX512 inline int64_t list_positive(const float* rows, int64_t count, int64_t size, std::vector<int32_t>& list) {
+inline int64_t list_positive(const float* rows, int64_t count, int64_t size, std::vector<int32_t>& list) {
   list.resize(size + kListAhead + kLanes);  // because whole registers are stored
   int64_t used = 0;
-  const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-  for (int64_t i = 0; i < size; i += kLanes) {
-    const __mmask16 there = outputs_from(i, size);
-    __mmask16 left = 0;
-    for (int64_t row = 0; row < count; ++row) {
-      // "Not less or equal" keeps NaN.
-      left |= _mm512_mask_cmp_ps_mask(there, _mm512_maskz_loadu_ps(there, rows + row * size + i), _mm512_setzero_ps(), _CMP_NLE_UQ);
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    Ints left = {};
+    for (int64_t row = 0; row < count; ++row) left |= ~(load(rows + row * size + i) <= 0.0f);  // "not" keeps NaN
+#if defined(TARGET_AVX512)
+    const __mmask16 is_left = _mm512_test_epi32_mask(reinterpret_cast<__m512i>(left), reinterpret_cast<__m512i>(left));
+    const Ints inputs = kLaneNumbers + static_cast<int32_t>(i);
+    _mm512_storeu_si512(list.data() + used, _mm512_maskz_compress_epi32(is_left, reinterpret_cast<__m512i>(inputs)));
+    used += __builtin_popcount(is_left);
+#else
+    for (int lane = 0; lane < kLanes; ++lane) {
+      list[used] = static_cast<int32_t>(i + lane);
+      used -= left[lane];  // -1 is true
     }
-    const __m512i inputs = _mm512_add_epi32(lanes, _mm512_set1_epi32(i));
-    _mm512_storeu_si512(list.data() + used, _mm512_maskz_compress_epi32(left, inputs));
-    used += __builtin_popcount(left);
+#endif
+  }
+  for (; i < size; ++i) {
+    bool is_left = false;
+    for (int64_t row = 0; row < count; ++row) is_left |= !(rows[row * size + i] <= 0.0f);
+    list[used] = static_cast<int32_t>(i);
+    used += is_left;
   }
   std::fill_n(list.begin() + used, kListAhead, 0);
   return used;
@@ -299,10 +343,12 @@ void int8_linear(Context& context) {
   const double seconds = states.size * sizeof(float) * 2 / kBytes;
   const int64_t tasks = std::clamp<int64_t>(seconds / kTask, 1, std::max<int64_t>(count, 1));
   context.parallel(tasks, [&](int64_t task) {
+    static thread_local std::vector<uint8_t> eight_bits;
+    eight_bits.resize(size);
     for (int64_t row = count * task / tasks; row < count * (task + 1) / tasks; ++row) {
       int32_t sum = 0;
-      rows.scale[row] = quantize<kRectified>(states.as<float>() + row * size, size, &rows.numbers[row * size], sum);
-      rows.start[row] = kRectified ? 0 : -128 * sum;
+      rows.scale[row] = quantize<kRectified>(states.as<float>() + row * size, size, eight_bits.data(), sum);
+      rows.set<kRectified>(row, eight_bits.data(), size, sum);
     }
   });
   if (context.status()) return;
@@ -320,28 +366,23 @@ inline void screen_product(Context& context) {
   if (!result) return;
   const int64_t count = numbers.dims[0];
   RoundedRows rows(count, size);
+  std::vector<uint8_t> eight_bits(size);
   for (int64_t row = 0; row < count; ++row) {
     int32_t sum = 0;
-    for (int64_t i = row * size; i < (row + 1) * size; ++i) {
-      const int32_t number = numbers.as<uint8_t>()[i] - kZeroOfStates;
-      rows.numbers[i] = static_cast<uint8_t>(number);
+    for (int64_t i = 0; i < size; ++i) {
+      const int32_t number = numbers.as<uint8_t>()[row * size + i] - kZeroOfStates;
+      eight_bits[i] = static_cast<uint8_t>(number);
       sum += number;
     }
-    rows.start[row] = -128 * sum;
+    rows.set<false>(row, eight_bits.data(), size, sum);
     rows.scale[row] = 1;
   }
   const Int8Product<false> product = {rows, weights.as<int8_t>(), scale.as<float>(), room.as<float>(), count, size, columns};
   multiply(context, product, result);
 }
 
-}  // namespace tfexport
+}  // namespace tfexport::TARGET
 
-#else
-
-namespace tfexport {
-
-inline bool has_products() { return false; }
-
-}  // namespace tfexport
+#undef UNROLLED
 
 #endif

@@ -1,17 +1,6 @@
 // Operations on single rows of a matrix: norms, rounding to 8 bits, and the search for the best tokens. Each makes one or two
 // passes over a row in the CPU's cache. ONNX Runtime's operators need two to five nodes for it.
-#pragma once
-
-#include <algorithm>
-#include <cfloat>
-#include <cmath>
-#include <cstring>
-#include <vector>
-
-#include "floats.h"
-#include "runtime.h"
-
-namespace tfexport {
+namespace tfexport::TARGET {
 
 // Calls `each(i)` for the starts of groups of lanes, and `rest(i)` for the rest of `size`.
 template <typename Each, typename Rest>
@@ -22,7 +11,7 @@ INLINED void by_lanes(int64_t size, Each each, Rest rest) {
 }
 
 // `total` is the sum of two rows, `normed` is its LayerNorm (Ba et al. 2016), summed in float32.
-FOR_EACH_CPU void add_and_norm(const float* a, const float* b, const float* scale, const float* bias, float epsilon,
+static void add_and_norm(const float* a, const float* b, const float* scale, const float* bias, float epsilon,
                                int64_t size, float* total, float* normed) {
   Floats sums = {}, squares = {};
   float last_sum = 0, last_squares = 0;
@@ -70,7 +59,7 @@ inline void residual_norm(Context& context) {
 // Rounds numbers to integer multiples of a scale. The largest magnitude is 127 (int8), or with `kRectified` 255 (uint8, with 0
 // for negative numbers). `sum` is the sum of the rounded numbers. Returns the scale.
 template <bool kRectified>
-FOR_EACH_CPU float quantize(const float* numbers, int64_t size, uint8_t* rounded_to, int32_t& sum) {
+static float quantize(const float* numbers, int64_t size, uint8_t* rounded_to, int32_t& sum) {
   constexpr float kFloor = kRectified ? 0.0f : -FLT_MAX, kMost = kRectified ? 255 : 127;
   Floats magnitudes = {}, zeros = {};
   float last = 0, last_zero = 0;
@@ -84,7 +73,7 @@ FOR_EACH_CPU float quantize(const float* numbers, int64_t size, uint8_t* rounded
         last = std::max(last, std::fabs(std::max(numbers[i], kFloor)));
         last_zero += numbers[i] * 0.0f;
       });
-  const float scale = std::max(largest(magnitudes), last) * (1.0f / kMost) + (tfexport::sum(zeros) + last_zero);
+  const float scale = std::max(largest(magnitudes), last) * (1.0f / kMost) + (TARGET::sum(zeros) + last_zero);
   sum = 0;
   if (!(scale <= FLT_MAX)) {  // the scale shows that a number is not finite
     std::memset(rounded_to, 0, size);
@@ -109,7 +98,7 @@ FOR_EACH_CPU float quantize(const float* numbers, int64_t size, uint8_t* rounded
   return scale;
 }
 
-FOR_EACH_CPU void scale_and_add(const float* numbers, float scale, const float* bias, int64_t size, float* result) {
+static void scale_and_add(const float* numbers, float scale, const float* bias, int64_t size, float* result) {
   by_lanes(
       size, [&](int64_t i) INLINED_LAMBDA { store(result + i, load(numbers + i) * scale + load(bias + i)); },
       [&](int64_t i) INLINED_LAMBDA { result[i] = numbers[i] * scale + bias[i]; });
@@ -120,7 +109,7 @@ constexpr int64_t kChunk = 8 * kLanes;
 inline int64_t chunks_of(int64_t size) { return (size + kChunk - 1) / kChunk; }
 
 // The largest of each `kChunk` numbers of a row, [chunks]. NaN is skipped.
-FOR_EACH_CPU void largest_of_chunks(const float* row, int64_t size, float* largests) {
+static void largest_of_chunks(const float* row, int64_t size, float* largests) {
   for (int64_t start = 0; start < size; start += kChunk) {
     Floats mosts = all(-INFINITY);
     float last = -INFINITY;
@@ -133,7 +122,7 @@ FOR_EACH_CPU void largest_of_chunks(const float* row, int64_t size, float* large
 }
 
 // The log of the sum of e^(x - most).
-FOR_EACH_CPU float log_sum_exp(const float* row, int64_t size, float most) {
+static float log_sum_exp(const float* row, int64_t size, float most) {
   Floats sums = {};
   float last_sum = 0;
   by_lanes(
@@ -190,7 +179,7 @@ class Ranking {
 
 // Adds the best numbers of a row to `ranking`. The last of the best `largests`, which are the largest numbers of all chunks, is
 // a lower bound for them, so only chunks with a number that is not below it are searched.
-FOR_EACH_CPU void rank(const float* row, int64_t size, const std::vector<float>& largests, float most, float log_sum,
+static void rank(const float* row, int64_t size, const std::vector<float>& largests, float most, float log_sum,
                        Ranking& ranking) {
   const int64_t chunks = static_cast<int64_t>(largests.size());
   ranking.begin(-INFINITY);
@@ -250,7 +239,7 @@ inline void best_tokens(Context& context) {
   }
 }
 
-FOR_EACH_CPU bool has_nan(const float* row, int64_t size) {
+static bool has_nan(const float* row, int64_t size) {
   Ints found = {};
   bool last = false;
   by_lanes(
@@ -260,7 +249,7 @@ FOR_EACH_CPU bool has_nan(const float* row, int64_t size) {
 }
 
 // The first of the largest numbers of a row.
-FOR_EACH_CPU int64_t first_of_largest(const float* row, int64_t size, std::vector<float>& largests) {
+static int64_t first_of_largest(const float* row, int64_t size, std::vector<float>& largests) {
   largest_of_chunks(row, size, largests.data());
   const auto chunk = std::max_element(largests.begin(), largests.end());
   int64_t id = (chunk - largests.begin()) * kChunk;
@@ -291,4 +280,4 @@ inline void best_token(Context& context) {
   }
 }
 
-}  // namespace tfexport
+}  // namespace tfexport::TARGET

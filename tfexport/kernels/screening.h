@@ -1,17 +1,5 @@
 // Both ends of screening: `graphs/screening.py` has the method and its proof.
-#pragma once
-
-#include <algorithm>
-#include <cfloat>
-#include <cmath>
-#include <cstring>
-#include <vector>
-
-#include "floats.h"
-#include "rows.h"
-#include "runtime.h"
-
-namespace tfexport {
+namespace tfexport::TARGET {
 
 constexpr int kLevels = 63;       // largest magnitude of rounded states
 constexpr int kZeroOfStates = kLevels + 1;
@@ -19,7 +7,7 @@ constexpr int kCandidates = 16;   // words that are multiplied in float32
 
 // Rounds numbers to integer multiples, of at most 63, of a scale, and stores them plus 64. Returns the scale, and in multiples
 // of it the lengths of the rounded numbers and of the rounding error.
-FOR_EACH_CPU float round_states(const float* numbers, int64_t size, uint8_t* rounded_to, float& length, float& lost) {
+static float round_states(const float* numbers, int64_t size, uint8_t* rounded_to, float& length, float& lost) {
   Floats magnitudes = {}, zeros = {}, lengths = {}, losses = {};
   float last = 0, last_zero = 0, last_length = 0, last_lost = 0;
   by_lanes(
@@ -59,7 +47,7 @@ FOR_EACH_CPU float round_states(const float* numbers, int64_t size, uint8_t* rou
   return scale;
 }
 
-FOR_EACH_CPU void add_scaled(const float* a, float by, const float* b, float and_by, int64_t size, float* result) {
+static void add_scaled(const float* a, float by, const float* b, float and_by, int64_t size, float* result) {
   by_lanes(
       size, [&](int64_t i) INLINED_LAMBDA { store(result + i, load(a + i) * by + load(b + i) * and_by); },
       [&](int64_t i) INLINED_LAMBDA { result[i] = a[i] * by + b[i] * and_by; });
@@ -89,7 +77,7 @@ inline void screen_states(Context& context) {
   add_scaled(norms.as<float>(), most_lost, errors.as<float>(), longest, vocab, room);
 }
 
-FOR_EACH_CPU float dot(const float* a, const float* b, int64_t size) {
+static float dot(const float* a, const float* b, int64_t size) {
   Floats sums = {};
   float last = 0;
   by_lanes(
@@ -158,4 +146,4 @@ inline void screen_best(Context& context) {
   }
 }
 
-}  // namespace tfexport
+}  // namespace tfexport::TARGET

@@ -38,6 +38,8 @@ pytestmark = pytest.mark.skipif(
 
 Arrays = Mapping[str, NDArray[Any]]
 
+LIBRARY = kernels.library()
+
 TYPES = {
     "float32": TensorProto.FLOAT,
     "uint8": TensorProto.UINT8,
@@ -226,7 +228,7 @@ CASES = {
 def test_every_kernel_has_a_function_and_a_case() -> None:
     assert set(CASES) == set(definitions())
     folder = Path(kernels.__file__).parent
-    source = (folder / "kernels.cpp").read_text(encoding="utf-8")
+    source = (folder / "operators.h").read_text(encoding="utf-8")
     assert {name for name in CASES if f'{{"{name}"' in source} == set(CASES)
     library = kernels.library()
     assert library is not None, "there is a compiler, and yet the kernels were not built: pip install -e . -v"
@@ -235,10 +237,13 @@ def test_every_kernel_has_a_function_and_a_case() -> None:
 
 
 products = pytest.mark.skipif(
-    not kernels.has_products(), reason="products have kernels on CPUs with AVX-512 and VNNI alone"
+    not kernels.has_products(), reason="products have kernels with AVX2 or on a 64-bit ARM alone"
 )
 PRODUCTS = ("Linear", "LinearRectified", "Int8Linear", "Int8LinearRectified", "ScreenProduct")
 """Functions that have kernels on such CPUs alone; elsewhere their definitions run."""
+
+TARGETS = kernels.supported_instruction_sets(LIBRARY) if LIBRARY is not None else ()
+"""The names of the instruction sets that this CPU and the kernels have."""
 
 DEFINED = {
     "GreedyAttention": "2ee1af86",
@@ -289,6 +294,56 @@ def test_a_kernel_computes_what_its_definition_says(
             np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
         else:
             np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", CASES)
+def test_a_kernel_has_the_same_bits_with_every_instruction_set(
+    name: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name in ("Linear", "LinearRectified") and "sse2" in (target, TARGETS[0]):
+        pytest.skip("ONNX Runtime computes float32 products here")
+    for seed, places, slots, queries in ((1, 1, 5, 1), (2, 2, 33, 2), (3, 3, 70, 5), (4, 5, 64, 3)):
+        feeds = CASES[name](seed, places, slots, queries)
+        expected = called(name, feeds, kernel=True)
+        monkeypatch.setenv(kernels.ISA, target)
+        for actual, wanted in zip(called(name, feeds, kernel=True), expected, strict=True):
+            np.testing.assert_array_equal(actual, wanted)
+        monkeypatch.delenv(kernels.ISA)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ["Int8Linear", "Int8LinearRectified", "Linear", "LinearRectified"])
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 300, 49), (2, 8, 47), (7, 260, 96), (13, 516, 145)])
+def test_products_of_all_tiles(
+    name: str, target: str, rows: int, inputs: int, outputs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All numbers of rows in a tile, incomplete blocks of outputs, and the largest sums of products."""
+    monkeypatch.setenv(kernels.ISA, target)
+    random = np.random.default_rng(rows)
+    weight = random.choice([-127, 127, 1, -1], (inputs, outputs)).astype(np.int8)
+    states = random.normal(size=(rows, inputs)).astype(np.float32)
+    states[0] = 1.0
+    is_int8 = name.startswith("Int8")
+    blocks = -(-outputs // BLOCK)
+    padded = np.zeros((inputs, blocks * BLOCK), np.int8 if is_int8 else np.float32)
+    padded[:, :outputs] = weight
+    if is_int8:
+        stored = padded.reshape(inputs // 4, 4, blocks, BLOCK).transpose(2, 0, 3, 1)
+        feeds = {"states": states, "weight": np.ascontiguousarray(stored), "scale": np.full(outputs, 0.5, np.float32)}
+    else:
+        stored = padded.reshape(inputs, blocks, BLOCK).transpose(1, 0, 2)
+        feeds = {"states": states, "weight": np.ascontiguousarray(stored)}
+    feeds["bias"] = random.normal(size=outputs).astype(np.float32)
+    (actual,) = called(name, feeds, kernel=True)
+    exact = states.astype(np.float64)
+    if name.endswith("Rectified"):
+        exact = np.maximum(exact, 0.0)
+    if is_int8:
+        largest = 255 if name.endswith("Rectified") else 127
+        step = np.abs(exact).max(axis=1, keepdims=True) / largest
+        exact = np.rint(exact / np.where(step > 0, step, 1.0)) * step * 0.5
+    np.testing.assert_allclose(actual, exact @ weight + feeds["bias"], rtol=1e-4, atol=1e-2)
 
 
 @pytest.mark.sampled(every=4)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tfexport import kernels
+from tfexport.errors import TfexportError
 from tfexport.kernels import Status, note_if_missing, status, status_of
 
 OWN = Path(kernels.__file__).parent
@@ -120,7 +121,24 @@ def test_the_library_says_which_instruction_sets_it_uses() -> None:
         pytest.skip("the kernels were not built here")
     found = set(kernels.instruction_sets())
     assert found & {"SSE2", "AVX2", "AVX-512", "NEON"}
-    assert ("AVX-512 VNNI" in found) == kernels.has_products()
+    assert kernels.has_products() == (found != {"SSE2"})
+
+
+def test_the_environment_names_an_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = kernels.library()
+    if path is None:
+        pytest.skip("the kernels were not built here")
+    names = kernels.supported_instruction_sets(path)
+    used = []
+    for name in names:
+        monkeypatch.setenv(kernels.ISA, name)
+        used.append(kernels.instruction_sets())
+    assert len({*used}) == len(names)
+    monkeypatch.setenv(kernels.ISA, "")
+    assert kernels.instruction_sets() == used[0]
+    monkeypatch.setenv(kernels.ISA, "mmx")
+    with pytest.raises(TfexportError, match=f"TFEXPORT_ISA is 'mmx', and .*{names[-1]}"):
+        kernels.library()
 
 
 @pytest.fixture
