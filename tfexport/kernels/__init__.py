@@ -9,7 +9,8 @@ So a bundle runs wherever ONNX Runtime does. It runs faster if this package was 
 (GCC 12 or newer, or Clang). `status` returns whether this process can use the kernels, with the reason if it cannot.
 
 The library has the kernels for several instruction sets, and uses the best one of the CPU. Kernels for matrix products need
-AVX2, or a 64-bit ARM. In the environment, TFEXPORT_ISA names an instruction set, and TFEXPORT_KERNELS=0 disables the kernels.
+AVX2, or a 64-bit ARM. In the environment, TFEXPORT_ISA names an instruction set, and TFEXPORT_KERNELS=0 disables the
+kernels.
 
 A kernel replaces a definition by its name alone. A function that computes something else needs another name, or another
 bundle format.
@@ -86,8 +87,8 @@ def status() -> Status:
         supported = supported_instruction_sets(current.path)
         if name not in supported:
             raise TfexportError(
-                f"{ISA} is {name!r}, and the kernels support on this CPU: {', '.join(supported)}. Set it to one of these, or "
-                "unset it."
+                f"{ISA} is {name!r}, and the kernels support on this CPU: {', '.join(supported)}. "
+                "Set it to one of these, or unset it."
             )
     return current
 
