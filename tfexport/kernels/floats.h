@@ -7,15 +7,17 @@ namespace tfexport::TARGET {
 
 constexpr int kLanes = 16;
 
-typedef float Floats __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int32_t Ints __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int64_t Longs __attribute__((vector_size(64), aligned(4), may_alias));
-typedef uint8_t Bytes __attribute__((vector_size(16), aligned(1), may_alias));
-typedef float Half __attribute__((vector_size(32), aligned(4), may_alias));
+typedef float Floats __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef int64_t Longs __attribute__((vector_size(64)));
+typedef float Half __attribute__((vector_size(32)));
 typedef float Quarter __attribute__((vector_size(16)));
+// Types of memory, which has any alignment. Clang takes variables of these types for aligned ones.
+typedef float FloatsInMemory __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint8_t Bytes __attribute__((vector_size(16), aligned(1), may_alias));
 
-INLINED Floats load(const float* from) { return *reinterpret_cast<const Floats*>(from); }
-INLINED void store(float* to, Floats numbers) { *reinterpret_cast<Floats*>(to) = numbers; }
+INLINED Floats load(const float* from) { return *reinterpret_cast<const FloatsInMemory*>(from); }
+INLINED void store(float* to, Floats numbers) { *reinterpret_cast<FloatsInMemory*>(to) = numbers; }
 INLINED Floats all(float number) { return Floats{} + number; }
 INLINED Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 INLINED Floats magnitude(Floats a) { return reinterpret_cast<Floats>(reinterpret_cast<Ints>(a) & 0x7fffffff); }
