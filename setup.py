@@ -71,11 +71,16 @@ class BuildKernels(build_ext):
 
 
 class OneWheel(bdist_wheel):
-    """One wheel for all versions of Python; without kernels, for all systems."""
+    """One wheel for all versions of Python; without kernels, for all systems.
+
+    On Windows, where there are no kernels yet, a wheel keeps the name of its system. A release with a wheel for all systems
+    would keep pip from building the kernels where no wheel has them.
+    """
 
     def get_tag(self) -> tuple[str, str, str]:
         _, _, system = super().get_tag()
-        return "py3", "none", "any" if self.get_finalized_command("build_ext").has_failed else system
+        is_for_all = self.get_finalized_command("build_ext").has_failed and not system.startswith("win")
+        return "py3", "none", "any" if is_for_all else system
 
 
 def failure(command: list[str], error: Exception, messages: str) -> dict[str, object]:

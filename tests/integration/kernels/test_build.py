@@ -1,13 +1,17 @@
-"""Builds of the package without a compiler, and with compilers that fail: the installation says why it has no kernels."""
+"""Builds of the package: wheels for one system with kernels, and installations that say why they have no kernels."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[3]
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "tfexport")
 
 COMPILER = """#!/bin/sh
@@ -24,9 +29,13 @@ case "$*" in
 esac
 """
 
+WORKING_COMPILER = """#!/bin/sh
+while [ $# -gt 0 ]; do [ "$1" = -o ] && : > "$2"; shift; done
+"""
 
-def installed(folder: Path, compiler: Path) -> Path:
-    """Build a wheel of the sources with this compiler, and unpack it: what `pip install` puts into site-packages."""
+
+def copied(folder: Path) -> Path:
+    """A copy of the sources, without what was built in them."""
     source = folder / "source"
     source.mkdir()
     for name in SOURCES:
@@ -35,13 +44,23 @@ def installed(folder: Path, compiler: Path) -> Path:
             shutil.copytree(ROOT / name, source / name, ignore=kept)
         else:
             shutil.copy(ROOT / name, source)
+    return source
+
+
+def wheel_of(folder: Path, compiler: Path, **variables: str) -> Path:
+    """Build a wheel of the sources with this compiler."""
     flags = ("--no-deps", "--no-build-isolation", "--no-cache-dir", "--disable-pip-version-check", "--quiet")
-    command = [sys.executable, "-m", "pip", "wheel", *flags, "--wheel-dir", folder, source]
-    environment = {**os.environ, "CC": str(compiler), "CXX": str(compiler)}
+    command = [sys.executable, "-m", "pip", "wheel", *flags, "--wheel-dir", folder, copied(folder)]
+    environment = {**os.environ, "CC": str(compiler), "CXX": str(compiler), **variables}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     (wheel,) = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
+    return wheel
+
+
+def installed(folder: Path, compiler: Path) -> Path:
+    """Unpack a wheel that a compiler failed to build kernels for: what `pip install` puts into site-packages."""
+    with zipfile.ZipFile(wheel_of(folder, compiler)) as archive:
         archive.extractall(folder / "site")
     assert not list((folder / "site/tfexport/kernels").glob("_library*"))
     return folder / "site"
@@ -132,3 +151,50 @@ def test_the_reason_of_a_compiler_that_fails_is_kept(tmp_path: Path, major: int,
     found = json.loads(subprocess.check_output(command, cwd=site, env={**os.environ, "PYTHONPATH": str(site)}))
     assert (found["reason"], found["message"], found["compiler"]) == (reason, message, f"GCC {major}.4.0")
     assert found["details"] == ["floats.h:12:1: error: bad target", "  12 | static"]
+
+
+HERE = re.sub(r"[^a-z0-9]", "_", sysconfig.get_platform())
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("compiler", "system", "tag"),
+    [
+        (WORKING_COMPILER, None, HERE),
+        (WORKING_COMPILER, "linux-aarch64", "linux_aarch64"),
+        (COMPILER.format(major=12), None, "any"),
+        (COMPILER.format(major=12), "win-amd64", "win_amd64"),
+    ],
+    ids=["here", "cross", "failed", "windows"],
+)
+def test_a_wheel_is_for_every_python_and_with_kernels_for_one_system(
+    tmp_path: Path, compiler: str, system: str | None, tag: str
+) -> None:
+    path = tmp_path / "c++"
+    path.write_text(compiler)
+    path.chmod(0o755)
+    wheel = wheel_of(tmp_path, path, **({"_PYTHON_HOST_PLATFORM": system} if system else {}))
+    assert wheel.name == f"tfexport-{VERSION}-py3-none-{tag}.whl"
+    kept = {file for file in zipfile.ZipFile(wheel).namelist() if not file.startswith("tfexport-")}
+    library = {"tfexport/kernels/_library.so"} if compiler == WORKING_COMPILER else set()
+    assert kept == {*files_of(tmp_path / "source"), "tfexport/kernels/build.json", *library}
+
+
+@pytest.mark.thorough
+def test_the_sdist_has_all_that_a_build_needs(tmp_path: Path) -> None:
+    source = copied(tmp_path)
+    command = [sys.executable, "-c", f"from setuptools import build_meta; build_meta.build_sdist({str(tmp_path)!r})"]
+    subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=300)
+    with tarfile.open(tmp_path / f"tfexport-{VERSION}.tar.gz") as archive:
+        kept = {member.name.partition("/")[2] for member in archive if member.isfile()}
+        about = archive.extractfile(f"tfexport-{VERSION}/PKG-INFO")
+        assert about is not None
+        assert f"\nVersion: {VERSION}\n" in about.read().decode()
+    assert kept >= {*files_of(source), *SOURCES[:-1]}
+
+
+def files_of(source: Path) -> set[str]:
+    """The files of the package."""
+    built = ("__pycache__", "_library.so", "build.json")
+    paths = (path.relative_to(source) for path in (source / "tfexport").rglob("*") if path.is_file())
+    return {path.as_posix() for path in paths if not {*path.parts} & {*built}}
