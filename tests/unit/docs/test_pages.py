@@ -120,7 +120,7 @@ OTHERS = {
     *("--background", "--minutes", "--from", "--only", "--list", "--architecture", "--out", "--pack"),  # of gpu_day
     *("--quick", "--tune"),  # of benchmarks/serve
     *("--precisions", "--text"),  # of benchmarks/corpus_capacity
-    *("--http2", "--local-dir"),  # of curl, and of Hugging Face's hf download
+    *("--http2", "--local-dir", "--extra-index-url"),  # of curl, of Hugging Face's hf download, and of pip
 }
 """Options of other programs."""
 
