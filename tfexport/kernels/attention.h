@@ -43,7 +43,7 @@ INLINED void attend(const float* query, const float* keys, const float* values, 
   for (int32_t i = 0; i < seen.count; i += kLanes) {
     const Half half = several(i);
     const Floats both = beside(half, i + kTogether < seen.count ? several(i + kTogether) : half);
-    const Floats found = kLaneNumbers < seen.count - i ? both : all(-INFINITY);
+    const Floats found = select(lane_numbers() < seen.count - i, both, all(-INFINITY));
     store(scores + i, found);
     mosts = larger(found, mosts);
   }
@@ -160,9 +160,9 @@ static void attend_source(const Source& source, float* memory) {
     for (int r = 0; r < kQueries; ++r) mosts[r] = all(-INFINITY);
     for (int64_t j = 0; j < length; j += kLanes) {
       multiply_tile(rows, columns + j * dim, dim, sums);
-      const Ints exists = kLaneNumbers < static_cast<int32_t>(length - j);
+      const Ints exists = lane_numbers() < static_cast<int32_t>(length - j);
       for (int r = 0; r < kQueries; ++r) {
-        const Floats found = exists ? sums[r] : all(-INFINITY);
+        const Floats found = select(exists, sums[r], all(-INFINITY));
         store(scores + r * padded + j, found);
         mosts[r] = larger(found, mosts[r]);
       }

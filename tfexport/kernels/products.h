@@ -288,14 +288,17 @@ inline int64_t list_positive(const float* rows, int64_t count, int64_t size, std
     Ints left = {};
     for (int64_t row = 0; row < count; ++row) left |= ~(load(rows + row * size + i) <= 0.0f);  // "not" keeps NaN
 #if defined(TARGET_AVX512)
-    const __mmask16 is_left = _mm512_test_epi32_mask(reinterpret_cast<__m512i>(left), reinterpret_cast<__m512i>(left));
-    const Ints inputs = kLaneNumbers + static_cast<int32_t>(i);
-    _mm512_storeu_si512(list.data() + used, _mm512_maskz_compress_epi32(is_left, reinterpret_cast<__m512i>(inputs)));
+    const auto flags = reinterpret_cast<__m512i>(left.piece[0]);
+    const auto inputs = reinterpret_cast<__m512i>((lane_numbers() + static_cast<int32_t>(i)).piece[0]);
+    const __mmask16 is_left = _mm512_test_epi32_mask(flags, flags);
+    _mm512_storeu_si512(list.data() + used, _mm512_maskz_compress_epi32(is_left, inputs));
     used += __builtin_popcount(is_left);
 #else
+    int32_t flags[kLanes];
+    store(flags, left);
     for (int lane = 0; lane < kLanes; ++lane) {
       list[used] = static_cast<int32_t>(i + lane);
-      used -= left[lane];  // -1 is true
+      used -= flags[lane];  // -1 is true
     }
 #endif
   }

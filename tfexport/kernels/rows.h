@@ -85,16 +85,18 @@ static float quantize(const float* numbers, int64_t size, uint8_t* rounded_to, i
   by_lanes(
       size,
       [&](int64_t i) INLINED_LAMBDA {
-        const Ints whole = __builtin_convertvector(rounded(larger(load(numbers + i), all(kFloor)) / divisor), Ints);
+        const Ints whole = to_ints(rounded(larger(load(numbers + i), all(kFloor)) / divisor));
         sums += whole;
-        *reinterpret_cast<Bytes*>(rounded_to + i) = __builtin_convertvector(whole, Bytes);
+        store_bytes(rounded_to + i, whole);
       },
       [&](int64_t i) INLINED_LAMBDA {
         const auto whole = static_cast<int32_t>(std::nearbyint(std::max(numbers[i], kFloor) / divisor));
         sum += whole;
         rounded_to[i] = static_cast<uint8_t>(whole);
       });
-  for (int lane = 0; lane < kLanes; ++lane) sum += sums[lane];
+  int32_t lanes[kLanes];
+  store(lanes, sums);
+  for (int lane = 0; lane < kLanes; ++lane) sum += lanes[lane];
   return scale;
 }
 

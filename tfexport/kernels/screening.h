@@ -33,8 +33,7 @@ static float round_states(const float* numbers, int64_t size, uint8_t* rounded_t
         const Floats exact = load(numbers + i) / scale, whole = rounded(exact);
         lengths += whole * whole;
         losses += (exact - whole) * (exact - whole);
-        *reinterpret_cast<Bytes*>(rounded_to + i) =
-            __builtin_convertvector(__builtin_convertvector(whole, Ints) + kZeroOfStates, Bytes);
+        store_bytes(rounded_to + i, to_ints(whole) + kZeroOfStates);
       },
       [&](int64_t i) INLINED_LAMBDA {
         const float exact = numbers[i] / scale, whole = std::nearbyint(exact);
