@@ -100,6 +100,8 @@ INLINED Ints lane_numbers() {
   FOR_PIECES(Ints, *reinterpret_cast<const IntsInMemory*>(numbers + i * kRegisterLanes));
 }
 
+INLINED Quarter larger(Quarter a, Quarter b) { return a > b ? a : b; }
+
 // Half of the lanes: lane i stands for the lanes i and i + 8.
 #if defined(TARGET_AVX512) || defined(TARGET_AVX2)
 typedef float Half __attribute__((vector_size(32)));
@@ -129,6 +131,7 @@ INLINED Half lower(Floats x) { return {{x.piece[0], x.piece[1]}}; }
 INLINED Half upper(Floats x) { return {{x.piece[2], x.piece[3]}}; }
 INLINED Floats beside(Half a, Half b) { return {{a.piece[0], a.piece[1], b.piece[0], b.piece[1]}}; }
 INLINED Half operator+(Half a, Half b) { return {{a.piece[0] + b.piece[0], a.piece[1] + b.piece[1]}}; }
+INLINED Half larger(Half a, Half b) { return {{larger(a.piece[0], b.piece[0]), larger(a.piece[1], b.piece[1])}}; }
 INLINED Quarter lower(Half x) { return x.piece[0]; }
 INLINED Quarter upper(Half x) { return x.piece[1]; }
 
@@ -137,6 +140,7 @@ INLINED Quarter upper(Half x) { return x.piece[1]; }
 #if defined(TARGET_AVX512) || defined(TARGET_AVX2)
 INLINED Quarter lower(Half x) { return __builtin_shufflevector(x, x, 0, 1, 2, 3); }
 INLINED Quarter upper(Half x) { return __builtin_shufflevector(x, x, 4, 5, 6, 7); }
+INLINED Half larger(Half a, Half b) { return a > b ? a : b; }
 #endif
 
 INLINED float sum(Floats x) {
@@ -182,12 +186,10 @@ INLINED Half sums_of(const Floats (&x)[kTogether]) {
 }
 
 INLINED float largest(Floats x) {
-  float lanes[kLanes];
-  store(lanes, x);
-  for (int lane = 0; lane < 8; ++lane) lanes[lane] = lanes[lane] > lanes[lane + 8] ? lanes[lane] : lanes[lane + 8];
-  for (int lane = 0; lane < 4; ++lane) lanes[lane] = lanes[lane] > lanes[lane + 4] ? lanes[lane] : lanes[lane + 4];
-  for (int lane = 0; lane < 2; ++lane) lanes[lane] = lanes[lane] > lanes[lane + 2] ? lanes[lane] : lanes[lane + 2];
-  return lanes[0] > lanes[1] ? lanes[0] : lanes[1];
+  const Half half = larger(lower(x), upper(x));
+  Quarter quarter = larger(lower(half), upper(half));
+  quarter = larger(quarter, __builtin_shufflevector(quarter, quarter, 2, 3, 0, 1));
+  return quarter[0] > quarter[1] ? quarter[0] : quarter[1];
 }
 
 INLINED bool any(Ints truth) {
