@@ -44,7 +44,7 @@ def main() -> NoReturn:
 def _run() -> NoReturn:
     import traceback
 
-    from tfexport.cli import app
+    from tfexport.cli import app_of
     from tfexport.commands import standard_streams
     from tfexport.commands.console import say
     from tfexport.system import ending
@@ -53,7 +53,7 @@ def _run() -> NoReturn:
     debug = len(arguments) < len(sys.argv) - 1
     try:
         with standard_streams.guarded():  # also for help
-            app(arguments, standalone_mode=True)
+            app_of(arguments[0] if arguments else "")(arguments, standalone_mode=True)
     except BaseException as error:
         number = ending.taken()
         if isinstance(error, SystemExit) and number is not None:  # also if the signal was lost and the command went on

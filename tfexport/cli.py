@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Annotated
 
 import typer
+from typer.main import get_command_name
 
 from tfexport.commands.attend import attend
 from tfexport.commands.bench import bench
@@ -76,3 +78,18 @@ for command in (
 ):
     to_file, verdict = command in (decode, score, attend, classify), command in (parity, probe)
     app.command(cls=HelpfulCommand)(printing(command, to_file=to_file, verdict=verdict))
+
+
+def app_of(name: str) -> typer.Typer:
+    """The application with the command of this name alone, or with all commands if there is none.
+
+    Typer makes the parsers of all commands that an application has, which takes longer than all other work of a start.
+    """
+    chosen = [
+        info for info in app.registered_commands if info.callback and get_command_name(info.callback.__name__) == name
+    ]
+    if not chosen:
+        return app
+    alone = copy.copy(app)
+    alone.registered_commands = chosen
+    return alone

@@ -18,7 +18,7 @@ from makers.tiny import (
     TinyCheckpoint,
 )
 from tests.support.commands import TEXT, Run, one_error, wanted_text
-from tfexport.cli import app
+from tfexport.cli import app_of
 from tfexport.errors import BundleError
 
 
@@ -158,7 +158,7 @@ def test_a_classifier_bundle_is_refused(run: Run, classifier_bundle: Path, comma
     ],
 )
 def test_wrong_use_exits_with_2(arguments: list[str]) -> None:
-    assert CliRunner().invoke(app, arguments).exit_code == 2
+    assert CliRunner().invoke(app_of(arguments[0]), arguments).exit_code == 2
 
 
 def test_debug_shows_the_traceback_and_keeps_the_exit_code(tmp_path: Path) -> None:

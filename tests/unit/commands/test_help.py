@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from tfexport.cli import app
+from tfexport.cli import app, app_of
 from tfexport.commands.help import HelpfulCommand, common_options
 
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -17,8 +18,9 @@ HELP = ["--help", "--help-all"]
 MOST = 10
 
 
+@cache  # rendering takes most of the time
 def shown(command: str, flag: str) -> str:
-    result = CliRunner().invoke(app, [command, flag], env={"COLUMNS": "80"})
+    result = CliRunner().invoke(app_of(command), [command, flag], env={"COLUMNS": "80"})
     assert result.exit_code == 0
     return result.output
 
