@@ -22,7 +22,7 @@ class Tutorial(nn.Module):
         super().__init__()
         self.core = nn.Transformer(16, 2, 1, 1, 24, 0.1, **options)
         self.src, self.tgt, self.out = nn.Embedding(40, 16), nn.Embedding(23, 16), nn.Linear(16, 23)
-        self.register_buffer("table", torch.randn(30, 1, 16))
+        self.register_buffer("table", torch.randn(16, 1, 16))
 
     def embed(self, ids: Tensor, table: nn.Embedding) -> Tensor:
         return table(ids) * math.sqrt(16) + self.table[: len(ids)]

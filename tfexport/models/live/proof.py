@@ -8,9 +8,9 @@ deviates at none of these inputs passes: it is a test, though a hard one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import islice, permutations
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,8 @@ _SAMPLE = 512
 """Number of logits of a row that its spread is taken from."""
 _CHUNK = 512
 """Number of ids whose embeddings are compared in one forward."""
+_TOGETHER = 8
+"""Number of batches that the canonical model computes in one padded batch. The module computes each by itself."""
 _SHORT = 8
 """Number of ids up to which a message shows a sequence."""
 
@@ -115,15 +117,16 @@ def prove(
         Difference: they compute different values.
     """
     longest: dict[Side, int] = {"encoder": model.config.max_source_length, "decoder": model.config.max_target_length}
-    cases = list(of_several_lengths(model, ids, call))
+    cases, returns = list(of_several_lengths(model, ids, call)), structure.returns
+    error = _compare(call, model, returns, cases)
     if not has_random_parameters:
         cases.append(random_pairs(model, ids, call, [longest["encoder"]], [longest["decoder"]]))
-    error = max(_compare(call, model, structure.returns, pairs) for pairs in cases)
+        error = max(error, _compare(call, model, returns, cases[-1:]))  # alone: others would be padded to its length
     for side, length in longest.items():
         _compare_ids(call, model, structure, ids, side, length=min(length, 64), masks=has_random_parameters)
     if has_random_parameters:
-        for pairs in (*of_each_length(model, ids, call), *of_each_id(model, ids, alone=reads_tokens)):
-            _compare(call, model, structure.returns, pairs)
+        _compare(call, model, returns, of_each_length(model, ids, call))
+        _compare(call, model, returns, of_each_id(model, ids, alone=reads_tokens))
     sequences = sum(len(pairs.src) for pairs in cases)
     return Proof(sequences, sum(ids.sizes.values()), (longest["encoder"], longest["decoder"]), error)
 
@@ -166,30 +169,54 @@ def largest_difference(
 
 
 @torch.no_grad()
-def _compare(call: WorkingCall, model: Transformer, returns: str, pairs: Pairs) -> float:
-    """The largest difference of logits.
+def _compare(call: WorkingCall, model: Transformer, returns: str, batches: Iterable[Pairs]) -> float:
+    """The largest difference of logits in any of the batches.
 
     Raises:
         Difference: it is above `TOLERANCE`.
     """
-    with plain_operations():
-        reference = call.call(pairs.src, pairs.tgt)
-    with InFloat64():
-        states = model.states(pairs.src, torch.tensor(pairs.src_lengths), pairs.tgt).flatten(0, 1)
+    largest, remaining = 0.0, iter(batches)
+    while group := list(islice(remaining, _TOGETHER)):
+        for pairs, states in zip(group, _states(model, group), strict=True):
+            with plain_operations():
+                reference = call.call(pairs.src, pairs.tgt)
+            error, place = largest_difference(reference, _logits(model, returns, states), pairs, returns)
+            if error > TOLERANCE:
+                raise Difference(f"the logits differ by {error:.1e} for {_described(pairs, place)}")
+            largest = max(largest, error)
+    return largest
 
-    def ours(rows: Tensor) -> Tensor:
+
+def _states(model: Transformer, group: Sequence[Pairs]) -> Iterator[Tensor]:
+    """The states [batch * tgt, d_model] of each batch, before logits, in float64; computed in one padded batch."""
+    src, tgt = (
+        torch.cat([F.pad(batch, (0, max(each.shape[1] for each in side) - batch.shape[1])) for batch in side])
+        for side in ([pairs.src for pairs in group], [pairs.tgt for pairs in group])
+    )
+    lengths = torch.tensor([length for pairs in group for length in pairs.src_lengths])
+    with InFloat64():
+        states = model.states(src, lengths, tgt)
+    for pairs, part in zip(group, torch.split(states, [len(pairs.src) for pairs in group]), strict=True):
+        yield part[:, : pairs.tgt.shape[1]].flatten(0, 1)
+
+
+def _logits(model: Transformer, returns: str, states: Tensor) -> Callable[[Tensor], Tensor]:
+    """Gives the canonical model's logits of rows of `states`, in the form of the module's result."""
+
+    def logits_of_rows(rows: Tensor) -> Tensor:
         with InFloat64():
             return _in_form(model.logits(states[rows]), returns)
 
-    error, place = largest_difference(reference, ours, pairs, returns)
-    if error > TOLERANCE:
-        row = place // pairs.tgt.shape[1]
-        source, target = pairs.src[row, : pairs.src_lengths[row]], pairs.tgt[row, : pairs.tgt_lengths[row]]
-        about = f"{_named('source', source)} and {_named('target', target)}"
-        is_padded = len(set(pairs.src_lengths)) > 1
-        where = "in a padded batch" if is_padded else "in a batch" if len(pairs.src) > 1 else "alone"
-        raise Difference(f"the logits differ by {error:.1e} for {about}, {where}")
-    return error
+    return logits_of_rows
+
+
+def _described(pairs: Pairs, place: int) -> str:
+    """The sequences at a row of logits in [batch * tgt], in words."""
+    row = place // pairs.tgt.shape[1]
+    source, target = pairs.src[row, : pairs.src_lengths[row]], pairs.tgt[row, : pairs.tgt_lengths[row]]
+    is_padded = len(set(pairs.src_lengths)) > 1
+    where = "in a padded batch" if is_padded else "in a batch" if len(pairs.src) > 1 else "alone"
+    return f"{_named('source', source)} and {_named('target', target)}, {where}"
 
 
 def _named(side: str, ids: Tensor) -> str:

@@ -36,7 +36,7 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.src, self.tgt, self.out = nn.Embedding(WORDS, WIDTH), nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
-        self.places = nn.Parameter(torch.randn(30, WIDTH))
+        self.places = nn.Parameter(torch.randn(16, WIDTH))
         self.attentions = nn.ModuleList(Attention() for _ in range(5))
         self.forwards = nn.ModuleList(
             nn.Sequential(nn.Linear(WIDTH, 24), nn.ReLU(), nn.Linear(24, WIDTH)) for _ in range(3)

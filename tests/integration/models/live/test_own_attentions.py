@@ -44,7 +44,7 @@ class OtherAxes(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.src, self.tgt, self.out = nn.Embedding(24, 16), nn.Embedding(24, 16), nn.Linear(16, 24)
-        self.places, self.segments = nn.Parameter(torch.randn(30, 16)), nn.Embedding(2, 16)
+        self.places, self.segments = nn.Parameter(torch.randn(24, 16)), nn.Embedding(2, 16)
         self.attentions = nn.ModuleList(Axes(hides_later=later) for later in (False, True, False))
         self.forwards = nn.ModuleList(nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 16)) for _ in range(2))
         self.norms = nn.ModuleList(nn.LayerNorm(16) for _ in range(5))

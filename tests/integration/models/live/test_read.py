@@ -46,11 +46,11 @@ def test_an_epsilon_that_depends_on_the_type_is_that_of_float32(norm: Callable[[
 
 
 def test_lengths_are_those_of_each_side_and_those_that_the_forward_cannot_take_are_refused() -> None:
-    config = read(Tutorial(), max_lengths={"encoder": 20, "decoder": 9}).config
-    assert (config.max_source_length, config.max_target_length) == (20, 9)
-    assert read(Tutorial()).config.max_source_length == 30  # the rows of the table
-    with pytest.raises(CheckpointError, match="has 30 positions, not 31"):
-        read(Tutorial(), max_lengths={"encoder": 31})
+    config = read(Tutorial(), max_lengths={"encoder": 14, "decoder": 9}).config
+    assert (config.max_source_length, config.max_target_length) == (14, 9)
+    assert read(Tutorial()).config.max_source_length == 16  # the rows of the table
+    with pytest.raises(CheckpointError, match="has 16 positions, not 17"):
+        read(Tutorial(), max_lengths={"encoder": 17})
 
 
 class Cut(Tutorial):
@@ -66,7 +66,7 @@ def test_a_forward_that_fails_for_long_sequences_limits_them_with_its_error() ->
     assert (live.config.max_source_length, live.config.max_target_length) == (12, 12)
     assert any("at most 12 tokens" in note and "a mask of 12 tokens" in note for note in live.notes)
     with pytest.raises(CheckpointError, match="at most --max-length 12"):
-        read(Cut(), max_lengths={"encoder": 20})
+        read(Cut(), max_lengths={"encoder": 14})
 
 
 def test_an_activation_that_the_model_lacks_is_refused_by_name() -> None:
