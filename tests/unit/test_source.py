@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+from functools import cache
 
 import pytest
 
@@ -14,6 +15,7 @@ PACKAGE = ROOT / "tfexport"
 SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
 
 
+@cache
 def calls(source: str) -> set[str]:
     """The functions that are called, as they are written."""
     return {ast.unparse(node.func) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)}

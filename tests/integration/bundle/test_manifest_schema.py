@@ -99,7 +99,10 @@ def refuses(directory: Path, manifest: Manifest) -> bool:
 
 def test_the_schema_requires_exactly_what_the_reader_requires(complete: Path, tmp_path: Path) -> None:
     manifest = manifest_of(complete)
+    for graph in manifest["graphs"]:  # the first tensor of a graph stands for all, which take most of the time
+        graph["inputs"], graph["outputs"] = graph["inputs"][:1], graph["outputs"][:1]
     directory = Path(shutil.copytree(complete, tmp_path / "bundle"))
+    assert not refuses(directory, manifest)
     # The reader compares the names of files with graphs, which a schema cannot express, and leaves tensors to parity.
     paths = [path for path in entries(manifest) if not {"files", "inputs", "outputs"} & set(path[:-1])]
     assert len(paths) > 80
@@ -107,8 +110,9 @@ def test_the_schema_requires_exactly_what_the_reader_requires(complete: Path, tm
     for path in paths:
         changed = deepcopy(manifest)
         del parent_of(changed, path)[path[-1]]
-        assert VALIDATOR.is_valid(changed) is not refuses(directory, changed), path
-        required += not VALIDATOR.is_valid(changed)
+        is_valid = VALIDATOR.is_valid(changed)
+        assert is_valid is not refuses(directory, changed), path
+        required += not is_valid
     assert required > 30
 
 

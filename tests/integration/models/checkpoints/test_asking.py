@@ -45,15 +45,23 @@ SOURCES = some_sources()
 
 
 def owner_s(module: nn.Module, sources: list[list[int]] = SOURCES) -> list[list[int]]:
-    """The model's own greedy loop: each token from the whole target before it, without a cache."""
-    outputs = []
+    """The model's own greedy loop: each token from the whole target before it, without a cache.
+
+    Sources of one length are a batch, so that there is no padding.
+    """
+    outputs: dict[int, list[int]] = {}
     with torch.inference_mode():
-        for source in sources:
-            tokens = [BOS]
-            while len(tokens) <= MAX_LENGTH and tokens[-1] != EOS:
-                tokens.append(int(module(torch.tensor([source]), torch.tensor([tokens]))[0, -1].argmax()))
-            outputs.append(tokens[1:])
-    return outputs
+        for length in {len(source) for source in sources}:
+            places = [place for place, source in enumerate(sources) if len(source) == length]
+            src, tokens = torch.tensor([sources[place] for place in places]), torch.full((len(places), 1), BOS)
+            for _ in range(MAX_LENGTH):
+                tokens = torch.cat([tokens, module(src, tokens)[:, -1:].argmax(-1)], 1)
+            outputs |= {place: until_eos(row) for place, row in zip(places, tokens[:, 1:].tolist(), strict=True)}
+    return [outputs[place] for place in range(len(sources))]
+
+
+def until_eos(tokens: list[int]) -> list[int]:
+    return tokens[: tokens.index(EOS) + 1] if EOS in tokens else tokens
 
 
 def exported(checkpoint: Checkpoint, folder: Path) -> list[list[int]]:

@@ -94,7 +94,7 @@ def test_a_live_module_is_confirmed_by_outputs_too(folder: Path, tmp_path: Path)
     assert len(lines) > 5
     (tmp_path / "out.tsv").write_text("".join(lines))
     ids = {name.removesuffix("_id"): value for name, value in SPECIAL.items()}
-    exported = tfexport.export(module, tmp_path / "bundle", expect=tmp_path / "out.tsv", **ids)
+    exported = tfexport.export(module, tmp_path / "bundle", expect=tmp_path / "out.tsv", parity=False, **ids)
     assert f"{len(lines)} of {len(lines)} expected outputs" in exported.confirmation.about
 
 
@@ -211,7 +211,7 @@ def test_a_live_module_is_exported_as_it_is_and_left_alone(folder: Path, tmp_pat
     module = built(folder).train()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     ids = {name.removesuffix("_id"): value for name, value in SPECIAL.items()}
-    exported = tfexport.export(module, tmp_path / "live", **ids)
+    exported = tfexport.export(module, tmp_path / "live", parity=False, **ids)
     assert module.training
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
     assert {tensor.dtype for tensor in module.state_dict().values()} == {torch.float32}
@@ -235,7 +235,7 @@ def test_a_live_module_that_a_copy_is_not_equal_to_is_refused(folder: Path, tmp_
             return {name: value for name, value in vars(self).items() if name != "chosen"}
 
     module.__class__ = Forgetting
-    tfexport.export(module.eval(), tmp_path / "bundle", **ids)
+    tfexport.export(module.eval(), tmp_path / "bundle", parity=False, **ids)
     module.chosen = True
     with pytest.raises(
         CheckpointError, match=r"a copy of Forgetting .* computes something else than the module itself"
@@ -255,6 +255,7 @@ def test_a_live_module_may_need_the_user_s_call(folder: Path, tmp_path: Path) ->
     ids = {name.removesuffix("_id"): value for name, value in SPECIAL.items()}
     with pytest.raises(CheckpointError, match="add a function `call`"):
         tfexport.export(Wrapped(), tmp_path / "live", **ids)
+    ids["parity"] = False
     tfexport.export(Wrapped(), tmp_path / "live", **ids, call=lambda model, src, tgt: model(everything=(src, tgt)))
     with pytest.raises(TfexportError, match="a module has no place"):
         tfexport.export(Wrapped(), **ids)
@@ -268,7 +269,7 @@ def test_parity_reads_the_checkpoint_with_the_code_again(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = ("--module", f"{folder / 'my_code.py'}:build")
-    command(capsys, monkeypatch, "export", folder / "ckpt.pt", *spec, *FLAGS, "-o", tmp_path / "bundle")
+    command(capsys, monkeypatch, "export", folder / "ckpt.pt", *spec, *FLAGS, "-o", tmp_path / "bundle", "--no-parity")
     again = ("parity", tmp_path / "bundle", "--checkpoint", folder / "ckpt.pt", "--beam", "1")
     output, _ = command(capsys, monkeypatch, *again, *spec)
     assert output.splitlines()[-1] == "PASSED"
