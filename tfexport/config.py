@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tfexport.errors import ConfigError
@@ -305,10 +306,16 @@ class ModelConfig:
         return cls(**given)
 
 
+@cache
+def _types() -> dict[str, Any]:
+    """The types of all fields. Python evaluates them again at each call of `get_type_hints`, which takes a millisecond."""
+    return get_type_hints(ModelConfig)
+
+
 def _type_problems(config: ModelConfig) -> list[str]:
     """Fields of the wrong type. JSON may contain a string in place of a number; arithmetic would fail on it."""
     problems = []
-    for name, kind in get_type_hints(ModelConfig).items():
+    for name, kind in _types().items():
         value = getattr(config, name)
         if get_origin(kind) is Literal:
             if value not in get_args(kind):
