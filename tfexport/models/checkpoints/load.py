@@ -36,6 +36,7 @@ from tfexport.models.families.family import SOURCE_ENDS, Family
 from tfexport.models.formats import native
 from tfexport.models.formats.files import read_file
 from tfexport.models.formats.native import Tokenizers
+from tfexport.models.formats.pickled_options import forget
 from tfexport.models.formats.reparametrised import whole_weights
 from tfexport.models.formats.shards import sha256_of, weight_files
 from tfexport.models.positions import COMPUTED
@@ -330,7 +331,10 @@ def _name(chosen: Chosen) -> str:
 
 
 def _toolkit(path: Path) -> Toolkit | None:
-    return next((toolkit for toolkit in TOOLKITS if toolkit.recognises(path)), None)
+    try:
+        return next((toolkit for toolkit in TOOLKITS if toolkit.recognises(path)), None)
+    finally:
+        forget()
 
 
 def _sha256(path: Path) -> str:

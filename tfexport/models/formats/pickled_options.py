@@ -24,7 +24,7 @@ from tfexport.errors import CheckpointError, words_of
 from tfexport.models.formats.pickles import InertClass, InertObject, Refused, read_pickle
 from tfexport.system.regular_files import open_regular
 
-__all__ = ["InertClass", "InertObject", "holds", "plain", "read_inert"]
+__all__ = ["InertClass", "InertObject", "forget", "holds", "plain", "read_inert"]
 
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 """The first two pickles of a file from PyTorch before 1.6."""
@@ -47,9 +47,20 @@ def holds(path: Path, wanted: Callable[[Any], bool]) -> bool:
 def _holds(path: Path, changed: int, size: int, wanted: Callable[[Any], bool]) -> bool:
     try:
         with open_regular(path) as file:
-            return file.read(2) in (b"PK", b"\x80\x02") and wanted(read_inert(path))
+            return file.read(2) in (b"PK", b"\x80\x02") and wanted(_content(path, changed, size))
     except (OSError, CheckpointError):
         return False
+
+
+@lru_cache(maxsize=1)
+def _content(path: Path, changed: int, size: int) -> Any:
+    """The content of the file that was checked last, for the next toolkit that checks it; see `forget`."""
+    return read_inert(path)
+
+
+def forget() -> None:
+    """Release the file that `holds` has read last."""
+    _content.cache_clear()
 
 
 def read_inert(path: Path) -> Any:
