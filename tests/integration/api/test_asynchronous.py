@@ -39,6 +39,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return write_bundle(tmp_path_factory.mktemp("serving"))
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 def test_random_requests_get_what_each_would_get_alone(bundle: Bundle, precision: str) -> None:
     """To the last bit: tokens, scores, attention and what was streamed. `fuzz.server.scheduler` does so with many more."""

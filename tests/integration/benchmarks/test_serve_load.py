@@ -31,6 +31,7 @@ TIED = {"tie_source_target": True, "tie_output": True}
 PRE_NORM = ModelConfig(**{**SMALL, "src_vocab_size": 40}, **TIED, norm_first=True, final_norm=True)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("config", [POST_NORM, PRE_NORM])
 def test_a_model_of_the_base_size_computes_what_the_small_one_does(config: ModelConfig) -> None:
     small = random_model(config, seed=3).eval()

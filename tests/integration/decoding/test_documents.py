@@ -35,6 +35,7 @@ def aligned(aligned_bundle: Path) -> tfexport.Model:
     return tfexport.load(aligned_bundle, threads=1)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("options", [{}, {"beam": 3}, {"beam": 2, "nbest": 2, "token_scores": True}])
 def test_a_sentence_has_the_text_that_it_has_alone(model: tfexport.Model, options: dict[str, int]) -> None:
     source = random.Random(1)
@@ -204,6 +205,7 @@ def test_flags_without_a_meaning_are_refused(run: Run, tiny_bundle: Path, flags:
     assert "--split" in found.stderr
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_run_goes_on_after_whole_lines(run: Run, tiny_bundle: Path, tmp_path: Path, workers: int) -> None:
     source, out = tmp_path / "in.txt", tmp_path / "out.jsonl"

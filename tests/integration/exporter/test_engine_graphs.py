@@ -67,7 +67,7 @@ def test_every_output_has_the_same_bits(kind: str, precision: Precision, tmp_pat
     assert list(different_outputs(bundle, precision, tmp_path / "engines")) == []
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=2)
 @half
 @pytest.mark.parametrize("kind", ["heads of 20", "heads of 9"])
 def test_every_value_is_within_rounding_of_pytorchs(kind: str, precision: Precision, tmp_path: Path) -> None:

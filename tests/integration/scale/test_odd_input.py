@@ -74,6 +74,7 @@ def wanted(tiny_bundle: Path) -> list[str]:
     return [one.text for one in tfexport.load(tiny_bundle, threads=1).translate(LINES, max_length=12)]
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("ending", ["txt", "txt.gz", "jsonl", "parquet"])
 def test_files_without_rows(tiny_bundle: Path, wanted: list[str], tmp_path: Path, ending: str) -> None:
     for name, lines in (("a", []), ("b", LINES), ("c", [])):
@@ -84,6 +85,7 @@ def test_files_without_rows(tiny_bundle: Path, wanted: list[str], tmp_path: Path
     assert ends == [0, 1, 2]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("ending", ["txt", "jsonl", "parquet"])
 def test_a_row_of_10_mb_is_marked(tiny_bundle: Path, wanted: list[str], tmp_path: Path, ending: str) -> None:
     write(tmp_path / f"a.{ending}", [*LINES[:20], LARGE, *LINES[20:]])
@@ -119,6 +121,7 @@ def test_a_full_disk_is_an_error_and_the_run_goes_on(tiny_bundle: Path, wanted: 
     assert [row["text"] for row in corpus.rows()] == wanted
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("ending", ["txt", "jsonl", "parquet"])
 def test_a_file_that_changes_while_it_is_read_is_an_error(tiny_bundle: Path, tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"a.{ending}"

@@ -234,6 +234,7 @@ public class Ask { public static void main(String[] given) throws Exception {
 """
 
 
+@pytest.mark.sampled(every=2)
 def test_java_asks_for_http2(echo: Echo, tmp_path: Path) -> None:
     java = shutil.which("java")
     if java is None:

@@ -143,6 +143,7 @@ def test_logs_are_json(running: Running) -> None:
     assert found[0]["address"] == "/v1/models"
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_what_was_taken_is_answered_before_the_end(bundle: Path, tmp_path: Path, number: signal.Signals) -> None:
     with serving(tmp_path / "log", f"model={bundle}", "--workers", 2, "--drain-delay", 4) as it:

@@ -58,7 +58,7 @@ def graphs_with(
     return error, {spec.file: onnx.load(folder / spec.file, load_external_data=False).graph for spec in written}
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize("precision", ["float16", "int8", "int4"])
 @pytest.mark.parametrize("changes", [{}, {"norm_first": True, "final_norm": True, "tie_output": False}])
 def test_with_all_modules_kept_graphs_compute_what_float32_does(

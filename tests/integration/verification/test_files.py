@@ -90,6 +90,7 @@ def test_a_clean_bundle_has_no_mismatch(clean: Bundle, model: Transformer) -> No
     assert config_mismatches(clean, model.config) == []
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     "changes", [{"tie_output": True}, {"tgt_vocab_size": 31, "tie_source_target": True}, {"n_heads": 6}]
 )

@@ -35,6 +35,7 @@ def test_clean_bundle_passes(quantized_bundle: Path, precision: Precision, beam:
     assert all(way.identical == found.sentences == 12 for way in found.arrangements)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("beam", [1, 3])
 def test_portable_graphs_pass(half_bundle: Path, beam: int) -> None:
     found = of(half_bundle, "float16", beam)

@@ -88,6 +88,7 @@ def first_lines(program: Owner, count: int, file: Path) -> Path:
     return file
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", SAID)
 def test_missing_settings_come_from_the_outputs(owners: Owners, name: str) -> None:
     program, notes = owners(name), list[str]()
@@ -112,6 +113,7 @@ def test_given_settings_that_are_right_are_confirmed(owners: Owners) -> None:
     assert notes[0] == f"note: {COUNT} of {COUNT} expected outputs of tutorial.tsv"
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("given", "right"),
     [
@@ -354,6 +356,7 @@ def test_parity_takes_a_file_of_outputs(tiny_bundle: Path, tmp_path: Path) -> No
     assert (report.right, report.total) == (27, 27)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_sources_of_ids_may_be_complete_or_lack_the_ends_of_the_model(
     owners: Owners, tmp_path: Path, is_whole: bool

@@ -95,6 +95,7 @@ def rms_norms(model: nn.Module, *, final: bool = True) -> None:
             setattr(model.get_submodule(parent), own, nn.RMSNorm(D, eps=1e-6))
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", ["tutorial", "stacks", "shared"])
 def test_norms_without_biases_are_asked_for(
     name: str, load: Callable[..., Checkpoint], outputs: Callable[..., list[list[int]]]
@@ -141,6 +142,7 @@ def tied(model: Any, *, rows: int = TGT_VOCAB) -> None:
     model.generator.weight = model.tgt_tok_emb.embedding.weight
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("rows", [TGT_VOCAB, SRC_VOCAB])
 def test_a_name_that_safetensors_dropped_is_restored(
     rows: int, tmp_path: Path, outputs: Callable[..., list[list[int]]]
@@ -189,6 +191,7 @@ class Computed(nn.Module):
         return embedded + self.table[: embedded.shape[0]]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("kind", "least"), [("sinusoidal-halves", D / 2), ("sinusoidal-t2t", D / 2 - 1)])
 def test_positions_that_code_computes_are_of_the_kind_that_the_user_says(
     kind: str, least: float, load: Callable[..., Checkpoint], outputs: Callable[..., list[list[int]]]
@@ -239,6 +242,7 @@ def no_positions(model: Any) -> None:
 NO_TABLE = {"positions": "none", "max_source_length": LENGTH, "max_target_length": LENGTH}
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("change", "hints"),
     [
@@ -319,6 +323,7 @@ def test_fields_that_a_family_asks_for_are_asked_once(family_file: Path, tmp_pat
 # --- afterwards
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("name", "change", "hints"),
     [

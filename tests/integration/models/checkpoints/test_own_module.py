@@ -151,6 +151,7 @@ def with_separate_names(state: dict[str, torch.Tensor]) -> dict[str, torch.Tenso
     return {f"net.{name}": tensor.clone() for name, tensor in state.items()}
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     "saved",
     [dict, with_separate_names, lambda state: {name: t for name, t in state.items() if name != "tgt.weight"}],

@@ -113,6 +113,7 @@ def first_to_differ(found: Probe) -> tuple[str, str]:
     return found.layers.first.ours, found.layers.first.hint
 
 
+@pytest.mark.sampled(every=2)
 @torch.inference_mode()
 def test_logits_and_every_layer_are_those_of_the_module(path: Path) -> None:
     found = probe(path, HINTS, family=(FAMILY,))
@@ -129,6 +130,7 @@ def test_logits_and_every_layer_are_those_of_the_module(path: Path) -> None:
     assert wanted.std() > 0.1
 
 
+@pytest.mark.sampled(every=2)
 def test_probe_names_what_was_said_wrongly(path: Path) -> None:
     attention, hint = first_to_differ(probe(path, HINTS, family=(configured(n_encoder_heads=0),)))
     assert attention == "input of encoder.layers.0.self_attention.output"
@@ -152,6 +154,7 @@ def test_a_fused_matrix_that_cannot_be_halved_is_told(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "odd.pt", HINTS, family=(FAMILY,))
 
 
+@pytest.mark.sampled(every=2)
 def test_the_bundle_decodes_as_the_module(path: Path) -> None:
     checkpoint = load_checkpoint(path, HINTS, family=(FAMILY,))
     export(checkpoint, path.parent / "bundle", gate=None)

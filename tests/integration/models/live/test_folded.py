@@ -98,7 +98,7 @@ def with_one_hot_vectors(module: Model) -> None:
     module.src, module.tgt = OneHot(), Scattered()
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(
     ("change", "fields"),
     [
@@ -146,6 +146,7 @@ def with_learnt_scales(module: Model) -> None:
     module.src, module.tgt = Scale(module.src), Scale(module.tgt)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("change", "scale", "learnt"),
     [

@@ -31,6 +31,7 @@ def test_a_branch_on_the_type_is_refused() -> None:
         read(module)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     "narrow", [nn.Module.bfloat16, partial(Changed, lambda src, logits: logits.bfloat16().float())]
 )
@@ -69,7 +70,7 @@ def test_code_that_keeps_tensors_outside_of_the_module_is_not_compared_in_its_ow
 FIRST = 17
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=10)
 @pytest.mark.parametrize(
     "reads",
     [
@@ -101,7 +102,7 @@ def test_a_branch_on_tokens_that_changes_nothing_is_said() -> None:
     assert "test_own_types.py, line" in read(Changed(checked)).doubts["branches on tokens"]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(
     "change",
     [

@@ -39,6 +39,7 @@ class Bare(nn.Module):
         return nn.functional.rms_norm(states, (states.shape[-1],))
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("norm", [lambda: nn.RMSNorm(16), Bare], ids=["module", "function"])
 def test_an_epsilon_that_depends_on_the_type_is_that_of_float32(norm: Callable[[], nn.Module]) -> None:
     live = read(with_norms(Tutorial(norm_first=True), norm))
@@ -188,7 +189,7 @@ def without_positions(module: Tutorial) -> None:
     module.table.zero_()
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize(
     ("change", "fields"),
     [
