@@ -139,19 +139,16 @@ def random_model(config: ModelConfig, *, seed: int = 0) -> Transformer:
 
 
 def write_graphs(model: Transformer, folder: Path, precision: Precision = "float32") -> list[GraphSpec]:
-    """The graphs of a precision in every dialect and what they point to, in `folder`, which is made; returns those of
-    the dialect `ort`."""
-    return [graph for graph in _written(model, folder, precision) if graph.dialect == "ort"]
+    """The graphs of a precision in the dialect `ort` and what they point to, in `folder`, which is made."""
+    return _written(model, folder, precision, dialects=("ort",))
 
 
-def _written(
-    model: Transformer, folder: Path, precision: Precision, *, alignments: bool = False, shortlist: bool = False
-) -> list[GraphSpec]:
+def _written(model: Transformer, folder: Path, precision: Precision, **options: Any) -> list[GraphSpec]:
     folder.mkdir(parents=True, exist_ok=True)
     write_weights(model, "float32", folder)
     if precision != "float32":
         write_variant(model, precision, folder)
-    return write_all_graphs(model.config, precision, folder, alignments=alignments, shortlist=shortlist)
+    return write_all_graphs(model.config, precision, folder, **options)
 
 
 def write_bundle(

@@ -49,7 +49,7 @@ def largest_error(model: Model, folder: Path, precision: Precision = "float32") 
     """Of the standard graphs of a precision, as a part of what rounding explains."""
     for each in dict.fromkeys(("float32", precision)):
         write_weights(in_precision(model, each), each, folder)
-    graphs = [graph for graph in write_graphs(model.config, precision, folder) if graph.dialect == "onnx24"]
+    graphs = write_graphs(model.config, precision, folder, dialects=["onnx24"])
     assert graphs
     return self_check(model, graphs, folder)
 
