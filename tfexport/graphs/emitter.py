@@ -171,7 +171,11 @@ class Emitter:
         self._name_counts[name] += 1
         name = f"{name}_{self._name_counts[name]}"
         count = outputs if isinstance(outputs, int) else len(outputs)
-        node = ir.node(op_type, list(operands), dict(attributes or {}), domain=domain, num_outputs=count, name=name)
+        typed = {  # else a tuple is compared with all protocols of onnx_ir, which takes longer than the rest of a node
+            attribute: ir.AttrInt64s(attribute, value) if isinstance(value, tuple) else value
+            for attribute, value in (attributes or {}).items()
+        }
+        node = ir.node(op_type, list(operands), typed, domain=domain, num_outputs=count, name=name)
         for index, value in enumerate(node.outputs):
             value.name = f"{name}.{index}"
         self._nodes.append(node)
@@ -249,7 +253,8 @@ class Emitter:
     def constant(self, value: Any, dtype: Any) -> Value:
         """A constant array."""
         array = np.asarray(value, dtype)
-        return self.initializer(f"constant.{array.dtype}.{array.shape}.{array.tolist()}", ir.tensor(array))
+        name = f"constant.{array.dtype}.{array.shape}.{array.tolist()}"
+        return self._initializers[name] if name in self._initializers else self.initializer(name, ir.Tensor(array))
 
     def scalar(self, value: float) -> Value:
         """A constant number, in the type of the nodes at this path."""
