@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,8 @@ SCORED, ALONE = SearchOptions(max_length=30), SearchOptions(max_length=30, score
 
 Change = Callable[[torch.Tensor, torch.Tensor], None]
 """What is done to the output projection [vocab, d_model] and its bias [vocab]."""
+
+ort_bundle = partial(write_bundle, dialects=("ort",))
 
 
 def ids_of(found: list[list[Hypothesis]]) -> list[tuple[int, ...]]:
@@ -133,7 +136,7 @@ def test_the_best_tokens_are_those_of_all_logits(tmp_path: Path, change: Change 
         model = Transformer(WIDE.replace(output_bias=False))
         model.load_state_dict(weights)
         model.eval()
-    runtime = OrtCpuRuntime(write_bundle(model, tmp_path / "bundle"), threads=1)
+    runtime = OrtCpuRuntime(ort_bundle(model, tmp_path / "bundle"), threads=1)
     sources = random_sources(WIDE, LENGTHS)
     for changes in ({}, {"min_length": 12}, {"suppress": tuple(range(4, 40))}, {"suppress_first": (5, 9, 11)}):
         scored, alone = (replace(options, **changes) for options in (SCORED, ALONE))
@@ -141,7 +144,7 @@ def test_the_best_tokens_are_those_of_all_logits(tmp_path: Path, change: Change 
 
 
 def test_rows_that_are_not_proven_are_multiplied_whole_and_no_others(tmp_path: Path) -> None:
-    runtime, rows = whole_rows(write_bundle(wide_model(alike), tmp_path / "alike"))
+    runtime, rows = whole_rows(ort_bundle(wide_model(alike), tmp_path / "alike"))
     found = ids_of(search(runtime, random_sources(WIDE, LENGTHS), ALONE))
     assert found == ids_of(search(runtime, random_sources(WIDE, LENGTHS), SCORED))
     assert 0 < sum(rows) < len(LENGTHS) * len(rows)
@@ -174,16 +177,16 @@ def test_any_model_is_screened_as_pytorch_computes(config: ModelConfig) -> None:
 
 
 def test_a_small_vocabulary_and_other_precisions_are_not_screened(tmp_path: Path) -> None:
-    write_bundle(random_model(CONFIG), tmp_path / "small", ["float32", "int8"])
+    ort_bundle(random_model(CONFIG), tmp_path / "small", ["float32", "int8"])
     assert CONFIG.tgt_vocab_size < FEWEST_WORDS
     assert not (tmp_path / "small" / SCREENING_FILE).exists()
-    bundle = write_bundle(wide_model(), tmp_path / "wide", ["float32", "int8", "int4"])
+    bundle = ort_bundle(wide_model(), tmp_path / "wide", ["float32", "int8", "int4"])
     screened = {
         graph.file for graph in bundle.graphs if SCREENING_FILE.encode() in (bundle.directory / graph.file).read_bytes()
     }
     assert screened == {"greedy_step.ort.onnx"}
     relative = WIDE.replace(n_heads=4)  # greedy search is a beam of one
-    assert not write_bundle(random_model(relative), tmp_path / "beam").has_graph("greedy_step", "float32", "ort")
+    assert not ort_bundle(random_model(relative), tmp_path / "beam").has_graph("greedy_step", "float32", "ort")
     assert not (tmp_path / "beam" / SCREENING_FILE).exists()
 
 
@@ -191,7 +194,7 @@ def test_a_small_vocabulary_and_other_precisions_are_not_screened(tmp_path: Path
 @pytest.mark.parametrize("precision", ["float32", "int8", "int4"])
 @pytest.mark.parametrize("vocab", [37, 1030])
 def test_every_precision_ranks_as_it_scores(tmp_path: Path, precision: contract.Precision, vocab: int) -> None:
-    bundle = write_bundle(
+    bundle = ort_bundle(
         random_model(WIDE.replace(tgt_vocab_size=vocab), seed=1), tmp_path / "bundle", ["float32", "int8", "int4"]
     )
     runtime = OrtCpuRuntime(bundle, precision=precision, threads=1)
@@ -204,7 +207,7 @@ def test_every_precision_ranks_as_it_scores(tmp_path: Path, precision: contract.
 @pytest.mark.parametrize("vocab", [37, 1030])
 def test_where_nothing_may_come_an_output_ends(tmp_path: Path, vocab: int) -> None:
     config = WIDE.replace(tgt_vocab_size=vocab)
-    runtime = OrtCpuRuntime(write_bundle(random_model(config), tmp_path / "bundle"), threads=1)
+    runtime = OrtCpuRuntime(ort_bundle(random_model(config), tmp_path / "bundle"), threads=1)
     everything = tuple(index for index in range(vocab) if index != config.eos_id)
     found = search(runtime, [[5, 6]], replace(ALONE, suppress=everything, min_length=2))
     assert ids_of(found) == ids_of(search(runtime, [[5, 6]], replace(SCORED, suppress=everything, min_length=2)))
@@ -214,7 +217,7 @@ def test_where_nothing_may_come_an_output_ends(tmp_path: Path, vocab: int) -> No
 @pytest.mark.parametrize("where", ["decoder.norm.weight", "decoder.layers.0.norms.0.bias"])
 def test_numbers_that_are_none_are_told(tmp_path: Path, where: str) -> None:
     model = wide_model(final_norm=True)
-    bundle = write_bundle(model, tmp_path / "bundle")
+    bundle = ort_bundle(model, tmp_path / "bundle")
     weights = load_file(bundle.weights)
     weights[where] = np.full_like(weights[where], np.nan)
     save_file(weights, bundle.weights, {"format": "pt"})
@@ -238,7 +241,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_parity_finds_a_screen_of_other_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = wide_model()
     plant(monkeypatch)
-    bundle = write_bundle(model, tmp_path / "bundle")
+    bundle = ort_bundle(model, tmp_path / "bundle")
     comparison = check(bundle.directory, None, ["ort-cpu"], max_length=12, say=lambda _: None)
     (report,) = comparison.reports
     assert not report.passed
@@ -276,7 +279,7 @@ def test_who_needs_more_than_the_best_token_has_it(tmp_path: Path, asks: dict[st
     asked = {"scores": False, "max_length": 8, **asks}
     options = SearchOptions.for_profile(asked.pop("profile", "tfexport"), **asked)
     assert options.best_only == alone
-    bundle = write_bundle(random_model(WIDE), tmp_path / "bundle", alignments=True)
+    bundle = ort_bundle(random_model(WIDE), tmp_path / "bundle", alignments=True)
     runtime = OrtCpuRuntime(bundle, threads=1)
     runtime.prepare(options.needs)
     search(runtime, [[5, 6]], options)
@@ -288,14 +291,14 @@ def test_who_needs_more_than_the_best_token_has_it(tmp_path: Path, asks: dict[st
     "source", [Source((5, 6), prefix=(9,)), Source((5, 6), least=3), Source((5, 6), candidates=np.arange(9))]
 )
 def test_so_has_a_sentence_that_does(tmp_path: Path, source: Source) -> None:
-    runtime = OrtCpuRuntime(write_bundle(random_model(WIDE), tmp_path / "bundle"), threads=1)
+    runtime = OrtCpuRuntime(ort_bundle(random_model(WIDE), tmp_path / "bundle"), threads=1)
     sources = [source, Source((7, 8, 9))]
     assert ids_of(search(runtime, sources, ALONE)) == ids_of(search(runtime, sources, SCORED))
     assert "greedy_step" not in runtime.context._sessions
 
 
 def test_a_bundle_without_the_graph_decodes_by_the_other(tmp_path: Path) -> None:
-    bundle = write_bundle(random_model(WIDE), tmp_path / "bundle")
+    bundle = ort_bundle(random_model(WIDE), tmp_path / "bundle")
     older = replace(bundle, graphs=tuple(graph for graph in bundle.graphs if graph.role != "greedy_step"))
     runtime = OrtCpuRuntime(older, threads=1)
     sources = random_sources(WIDE, LENGTHS)
@@ -305,7 +308,7 @@ def test_a_bundle_without_the_graph_decodes_by_the_other(tmp_path: Path) -> None
 
 def test_both_graphs_share_a_cache(tmp_path: Path) -> None:
     """Over the edge of its first block, in turns."""
-    runtime = OrtCpuRuntime(write_bundle(random_model(WIDE), tmp_path / "bundle"), threads=1)
+    runtime = OrtCpuRuntime(ort_bundle(random_model(WIDE), tmp_path / "bundle"), threads=1)
     source, length = np.array([[5, 6, 7]]), np.array([3])
     plain, mixed = (runtime.encode(source, length) for _ in range(2))
     token, other = np.array([WIDE.bos_id]), np.array([WIDE.bos_id])
@@ -375,7 +378,7 @@ def test_of_equal_logits_the_lower_id_is_best(tmp_path: Path) -> None:
 @pytest.mark.parametrize("vocab", [37, 1030])
 def test_a_model_that_begins_with_one_token_needs_no_other_graph(tmp_path: Path, vocab: int) -> None:
     config = WIDE.replace(tgt_vocab_size=vocab, forced_first_id=6)
-    runtime = OrtCpuRuntime(write_bundle(random_model(config), tmp_path / "bundle"), threads=1)
+    runtime = OrtCpuRuntime(ort_bundle(random_model(config), tmp_path / "bundle"), threads=1)
     sources = random_sources(config, LENGTHS)
     alone = ids_of(search(runtime, sources, ALONE))
     assert "decoder_step" not in runtime.context._sessions
