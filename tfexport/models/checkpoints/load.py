@@ -339,4 +339,6 @@ def _toolkit(path: Path) -> Toolkit | None:
 
 def _sha256(path: Path) -> str:
     toolkit = _toolkit(path)
-    return sha256_of(path, weight_files(path) if toolkit is None else toolkit.files(path))
+    files = weight_files(path) if toolkit is None else toolkit.files(path)
+    forget()
+    return sha256_of(path, files)

@@ -24,7 +24,8 @@ import torch
 from torch import nn
 
 from tfexport.errors import CheckpointError
-from tfexport.models.formats.pickled_options import InertClass, InertObject, plain, read_inert
+from tfexport.models.formats import pickled_options
+from tfexport.models.formats.pickled_options import InertClass, InertObject, forget, holds, plain, read_inert
 from tfexport.models.formats.pickles import Refused, read_pickle
 
 
@@ -395,3 +396,19 @@ def test_a_list_of_storages_that_holds_something_else_is_refused(tmp_path: Path)
         path.write_bytes(b"".join([*parts, keys]))
         with pytest.raises(CheckpointError, match="list of storages is not that of its tensors"):
             read_inert(path)
+
+
+def test_a_file_is_parsed_once_for_all_that_check_it_and_again_after_a_change(
+    save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    monkeypatch.setattr(pickled_options, "read_inert", lambda path: (read.append(path), read_inert(path))[1])
+    path = save({"model": 1})
+    assert holds(path, lambda content: content == {"model": 1})
+    assert not holds(path, lambda content: content == {})
+    assert read == [path]
+    path = save({"model": 1, "other": 2})
+    assert holds(path, lambda content: "other" in content)
+    forget()
+    assert holds(path, lambda content: "model" in content)
+    assert read == [path] * 3
