@@ -20,6 +20,7 @@ import typer
 from tfexport.bundle.writer import new_bundle
 from tfexport.commands.console import print_parity, say, working
 from tfexport.contract import WEIGHTS_FILE
+from tfexport.errors import TfexportError
 
 if TYPE_CHECKING:
     from tfexport.verification.report import ParityReport
@@ -33,6 +34,10 @@ SENTENCES = (
 )
 
 
+EXPORT_PACKAGES = ("ml_dtypes", "onnx", "onnx_ir", "safetensors", "torch")
+"""The modules of `tfexport[export]`."""
+
+
 def demo(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="DIR", help="Keep the bundle in this folder.")
@@ -42,6 +47,8 @@ def demo(
 
     Without tfexport[export], decode the shipped bundle of the model.
     """
+    if output is not None and output.exists():
+        raise TfexportError(f"{output} exists already. Give another folder with -o, or remove it.")
     with working("exporting, comparing and decoding"), tempfile.TemporaryDirectory() as folder:
         report, translations = run(say, output or Path(folder) / "de-en")
     if report is not None:
@@ -72,7 +79,7 @@ def run(say: Callable[[str], None], directory: Path) -> tuple[ParityReport | Non
         from tfexport.models.checkpoints.load import load_checkpoint
         from tfexport.verification.parity import check
     except ModuleNotFoundError as error:
-        if error.name == "onnxruntime":  # which decoding needs too
+        if error.name not in EXPORT_PACKAGES:
             raise
         say("decoding the shipped bundle; export and comparison with PyTorch need pip install 'tfexport[export]'")
         write_shipped_bundle(directory)

@@ -46,7 +46,7 @@ RECORD = "build.json"
 _noted = False
 """Whether the note of `note_if_missing` was logged in this process."""
 
-State = Literal["ready", "disabled", "not-built", "no-onnxruntime", "other-format", "cannot-load"]
+State = Literal["ready", "disabled", "no-such-isa", "not-built", "no-onnxruntime", "other-format", "cannot-load"]
 
 AGAIN = "Install tfexport again."
 INSTALL_ONNXRUNTIME = "Install it: pip install 'tfexport[cpu]'."
@@ -68,17 +68,19 @@ class Status:
 
 
 def library() -> Path | None:
-    """The path of the kernel library; None if it was not built, cannot be loaded, or is disabled."""
+    """The path of the kernel library; None if it was not built, cannot be loaded, or is disabled.
+
+    Raises:
+        TfexportError: the environment names an instruction set that the kernels or this CPU do not have.
+    """
     current = status()
+    if current.state == "no-such-isa":
+        raise TfexportError(f"{current.reason}. {current.remedy}")
     return current.path if current.state == "ready" else None
 
 
 def status() -> Status:
-    """Whether this process can use the kernels. Only the environment is read again in each call.
-
-    Raises:
-        TfexportError: the environment names an instruction set that this CPU does not have.
-    """
+    """Whether this process can use the kernels. Only the environment is read again in each call."""
     current = _status_here()
     if os.environ.get(SWITCH) == "0":
         return replace(current, state="disabled", reason=f"{SWITCH}=0 is set", remedy=f"Unset {SWITCH} to use them.")
@@ -86,9 +88,9 @@ def status() -> Status:
         assert current.path is not None
         supported = supported_instruction_sets(current.path)
         if name not in supported:
-            raise TfexportError(
-                f"{ISA} is {name!r}, and the kernels support on this CPU: {', '.join(supported)}. "
-                "Set it to one of these, or unset it."
+            reason = f"{ISA} is {name!r}, and this CPU and the kernels have {', '.join(supported)}"
+            return replace(
+                current, state="no-such-isa", reason=reason, remedy=f"Set {ISA} to one of these, or unset it."
             )
     return current
 

@@ -104,15 +104,16 @@ def kernels_status() -> dict[str, Any]:
     from tfexport import kernels
 
     status = kernels.status()
+    is_usable = status.state != "no-such-isa"
     return {
         "state": status.state,
         "built": status.path is not None,
         "reason": status.reason,
         "remedy": status.remedy,
         "for_this_machine": kernels.supports_this_machine(),
-        "instruction_sets": list(kernels.instruction_sets()),
-        "matrix_products": kernels.has_products(),
-        "library": kernels.digest(),
+        "instruction_sets": list(kernels.instruction_sets()) if is_usable else [],
+        "matrix_products": is_usable and kernels.has_products(),
+        "library": kernels.digest() if is_usable else "",
         "build": dict(status.build),
     }
 

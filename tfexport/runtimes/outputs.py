@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -52,10 +53,17 @@ class Argmax(NamedTuple):
     ids: IntArray
     """[rows, 1]"""
 
-    def or_end(self, banned: Sequence[int], eos: int) -> Argmax:
-        """These tokens, but `eos` with logit 0 where only `eos` is possible and it is `banned`."""
-        ends = (self.logits == -np.inf) & (eos in banned)
-        return Argmax(np.where(ends, 0.0, self.logits), np.where(ends, eos, self.ids))
+    def checked(self, banned: Sequence[int], *, eos: int) -> Argmax:
+        """These tokens, chosen without the `banned` ones. `eos` has logit 0 where only `eos` is possible and it is banned. A
+        logit that the model may not return is NaN: infinity, and -inf where nothing is banned.
+        """
+        if math.isfinite(self.logits.sum()):  # then all terms are finite; below, a sum may overflow
+            return self
+        is_impossible = np.isneginf(self.logits)
+        is_wrong = np.isposinf(self.logits) | (is_impossible & (not banned))
+        ends = is_impossible & (eos in banned)
+        logits = np.where(is_wrong, np.nan, np.where(ends, 0.0, self.logits))
+        return Argmax(logits, np.where(ends, eos, self.ids))
 
 
 @dataclass(frozen=True, slots=True)

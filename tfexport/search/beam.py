@@ -296,6 +296,7 @@ class BeamBatch:
     def _keep(self, kept: IntArray) -> None:
         """Keep only the sentences at the places `kept`."""
         self.sentences, self._continues_end = self.sentences[kept], self._continues_end[kept]
+        self._shortest_limit = int(self._limits[self.sentences].min(initial=self._longest_limit))
         self._log_probs, self._parents = self._log_probs[kept], self._parents[kept]
         self.tokens = self.tokens.reshape(-1, self._beam)[kept].ravel()
 

@@ -171,6 +171,8 @@ class GreedyBatch:
         """Remove the sentences that are not `unfinished`, if there are enough of them. Returns as `advance`."""
         self._unfinished = unfinished
         self._is_done = not unfinished.any()
+        limits = self._limits[self.sentences[unfinished]]
+        self._shortest_limit = int(limits.min(initial=self._longest_limit))
         if self._is_done or unfinished.sum() > self._remove_below * len(unfinished) or unfinished.all():
             return None
         kept = rows_to_keep(unfinished)

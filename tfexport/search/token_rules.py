@@ -189,10 +189,9 @@ class TokenRules:
         if is_forced:
             require_finite(best.logits)
             return Argmax(np.zeros_like(best.logits), np.full_like(best.ids, self.config.forced_first_id))
-        if math.isfinite(best.logits.sum()):  # then all terms are finite; the check below allows a sum that overflows
-            return best
-        require_finite(best.logits[best.logits > -np.inf] if banned else best.logits)
-        return best.or_end(banned, self.config.eos_id)
+        best = best.checked(banned, eos=self.config.eos_id)
+        require_numbers(best.logits)
+        return best
 
     def divided(self, phrases: Iterable[Phrase], index: int) -> tuple[list[Phrase], list[Phrase]]:
         """The required phrases of source `index` that its outputs can contain, and those that a rule excludes, with the

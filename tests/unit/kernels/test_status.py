@@ -13,6 +13,7 @@ import pytest
 from tfexport import kernels
 from tfexport.errors import TfexportError
 from tfexport.kernels import Status, note_if_missing, status, status_of
+from tfexport.runtimes.availability import kernels_status
 
 OWN = Path(kernels.__file__).parent
 NO_COMPILER = {
@@ -137,7 +138,11 @@ def test_the_environment_names_an_instruction_set(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(kernels.ISA, "")
     assert kernels.instruction_sets() == used[0]
     monkeypatch.setenv(kernels.ISA, "mmx")
-    with pytest.raises(TfexportError, match=f"TFEXPORT_ISA is 'mmx', and .*{names[-1]}"):
+    assert status().state == "no-such-isa"
+    assert kernels_status()["instruction_sets"] == []
+    with pytest.raises(
+        TfexportError, match=f"TFEXPORT_ISA is 'mmx', and .*{names[-1]}. Set TFEXPORT_ISA to one of these"
+    ):
         kernels.library()
 
 

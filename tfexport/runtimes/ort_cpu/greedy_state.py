@@ -135,10 +135,7 @@ class GreedyState:
 
     def _best_logit(self, tokens: IntArray, banned: tuple[int, ...]) -> tuple[FloatArray, IntArray]:
         """The logit and the id of the token that follows `tokens`, each [rows]; NaN where a logit is not a number."""
-        best = self.argmax(tokens, banned)
-        if not math.isfinite(best.logits.sum()):
-            is_wrong = np.isnan(best.logits) | np.isposinf(best.logits) | (np.isneginf(best.logits) & (not banned))
-            best = Argmax(np.where(is_wrong, np.nan, best.logits), best.ids).or_end(banned, self._context.config.eos_id)
+        best = self.argmax(tokens, banned).checked(banned, eos=self._context.config.eos_id)
         return best.logits[:, 0], best.ids[:, 0]
 
     def _best_token(self, tokens: IntArray, banned: tuple[int, ...]) -> tuple[FloatArray, IntArray]:

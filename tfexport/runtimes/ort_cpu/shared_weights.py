@@ -88,7 +88,8 @@ def shared_session(bundle: Bundle, graph: Path, threads: int | None) -> onnxrunt
 def _key(bundle: Bundle, graph: Path) -> str:
     """A digest of everything on which packed weights depend."""
     library = kernels.library()
-    computes = None if library is None else file_sha256(library)  # the stored graph calls the kernels or not
+    # The stored graph calls the kernels that the library has for the instruction set, or none.
+    computes = None if library is None else [file_sha256(library), kernels.instruction_sets()]
     facts = [FORMAT, graph.name, sorted(bundle.files.items()), onnxruntime.__version__, cpu_identity(), computes]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 

@@ -12,6 +12,7 @@ from makers.ahead import on_host
 from makers.ort_bundles import CONFIG, random_model, with_end, write_bundle
 from makers.tiny import SRC_VOCAB
 from tfexport.bundle.reader import Bundle
+from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Ahead
 from tfexport.runtimes.ort_cpu.beam_state import BeamState
 from tfexport.runtimes.ort_cpu.context import CacheLayout
@@ -31,6 +32,13 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """Its sentences end at different steps."""
     model = with_end(random_model(CONFIG.replace(output_bias=True, max_target_length=40), seed=8), 1.5)
     return write_bundle(model, tmp_path_factory.mktemp("ahead") / "bundle")
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Its sentences end at their limits."""
+    model = with_end(random_model(CONFIG.replace(output_bias=True, max_target_length=30), seed=8), -30.0)
+    return write_bundle(model, tmp_path_factory.mktemp("endless") / "bundle")
 
 
 @pytest.fixture
@@ -71,20 +79,34 @@ def test_several_steps_give_the_bits_of_single_steps(
     runtime = ort_cpu(bundle, threads=1, layout=layout)
     expected = on_host(runtime, SOURCES[:batch], options)
     assert not calls
-    assert search(runtime, SOURCES[:batch], options) == expected or not options.scores
-    assert [[h.ids for h in nbest] for nbest in search(runtime, SOURCES[:batch], options)] == [
-        [h.ids for h in nbest] for nbest in expected
-    ]
-    assert max(calls) > (options.min_new_tokens > 4)
-
-
-@pytest.mark.parametrize("options", [IDS_ONLY, BEAM])
-def test_sources_with_limits_of_their_own(bundle: Bundle, calls: list[int], options: SearchOptions) -> None:
-    runtime = ort_cpu(bundle, threads=1)
-    limited = replace(options, max_length_ratio=1.5)
-    expected = [[h.ids for h in nbest] for nbest in on_host(runtime, SOURCES, limited)]
-    assert [[h.ids for h in nbest] for nbest in search(runtime, SOURCES, limited)] == expected
+    for actual, wanted in zip(search(runtime, SOURCES[:batch], options), expected, strict=True):
+        assert [h.ids for h in actual] == [h.ids for h in wanted]
+        assert not options.scores or actual == wanted
     assert calls
+
+
+@pytest.mark.parametrize("options", [IDS_ONLY, replace(IDS_ONLY, scores=True), replace(BEAM, nbest=1)])
+def test_as_many_steps_as_no_sentence_can_end_in(endless: Bundle, calls: list[int], options: SearchOptions) -> None:
+    """At the limit of a short sentence the batch stops; afterwards the limits of the others count."""
+    sources = [[5, 6, 7], *([8] * length for length in (20, 20, 20, 20))]
+    runtime = ort_cpu(endless, threads=1, layout=CacheLayout(room=32))
+    limited = replace(options, max_length=30, max_length_ratio=1.0)
+    expected = [[h.ids for h in nbest] for nbest in on_host(runtime, sources, limited)]
+    assert [[h.ids for h in nbest] for nbest in search(runtime, sources, limited)] == expected
+    assert [len(nbest[0]) for nbest in expected] == [3, 20, 20, 20, 20]
+    assert calls == [3, 8, 8, 1]
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_no_step_after_the_last_position(endless: Bundle, beam: int) -> None:
+    runtime: Any = ort_cpu(endless, threads=1, layout=CacheLayout(room=16))
+    state = runtime.encode(np.array([[5, 6]]), np.array([2]), beam=beam)
+    log_probs = None if beam == 1 else np.zeros((1, beam))
+    request = Ahead(np.full(beam, 1), log_probs, 2 * beam - (beam == 1), ((),) * 8, (), best_only=True)
+    made = [len(runtime.search_ahead(state, request)[0].tokens) for _ in range(4)]
+    assert made == [8, 8, 8, 6]
+    with pytest.raises(TfexportError, match="30 target positions"):
+        runtime.search_ahead(state, request)
 
 
 @pytest.mark.parametrize(

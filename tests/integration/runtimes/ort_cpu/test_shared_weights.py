@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from makers.ort_bundles import CONFIG, random_model, random_sources, write_bundle
+from tfexport import kernels
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.contract import Precision
 from tfexport.errors import ReplacedBundleError, RuntimeUnavailable
@@ -208,7 +209,7 @@ def test_of_processes_that_begin_together_one_writes(
 
 
 @pytest.mark.sampled(every=2)
-@pytest.mark.parametrize("what", ["cpu", "onnxruntime", "bundle"])
+@pytest.mark.parametrize("what", ["cpu", "instruction set", "onnxruntime", "bundle"])
 def test_another_cpu_library_or_bundle_has_weights_of_its_own(
     larger: Path, tmp_path: Path, what: str, written: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +220,11 @@ def test_another_cpu_library_or_bundle_has_weights_of_its_own(
     assert len(written) == 4  # a copy is the same bundle
     if what == "cpu":
         monkeypatch.setattr(shared_weights, "cpu_identity", lambda: "one without AVX")
+    elif what == "instruction set":
+        path = kernels.library()
+        if path is None or len(names := kernels.supported_instruction_sets(path)) == 1:
+            pytest.skip("there are kernels for one instruction set here, or none")
+        monkeypatch.setenv(kernels.ISA, names[-1])
     elif what == "onnxruntime":
         monkeypatch.setattr(shared_weights.onnxruntime, "__version__", "2.0.0")
     else:
