@@ -14,10 +14,8 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
 
-from tfexport.bundle.writer import new_bundle
 from tfexport.commands.console import print_parity, say, working
 from tfexport.contract import WEIGHTS_FILE
 from tfexport.errors import TfexportError
@@ -100,6 +98,8 @@ def write_shipped_bundle(directory: Path) -> None:
     Raises:
         BundleError: `directory` exists already or cannot be written.
     """
+    from tfexport.bundle.writer import new_bundle
+
     with as_file(files("tfexport") / "assets" / "de-en") as shipped, new_bundle(directory) as folder:
         shutil.copytree(shipped, folder, dirs_exist_ok=True)
         (folder / WEIGHTS_FILE).write_bytes(_in_float32(embedded_checkpoint().read_bytes()))
@@ -107,6 +107,8 @@ def write_shipped_bundle(directory: Path) -> None:
 
 def _in_float32(content: bytes) -> bytes:
     """A safetensors file whose tensors are all float16, with float32 in their place."""
+    import numpy as np
+
     start = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:start])
     header["__metadata__"] = {"format": "pt"}

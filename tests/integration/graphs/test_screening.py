@@ -241,7 +241,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_parity_finds_a_screen_of_other_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = wide_model()
     plant(monkeypatch)
-    bundle = ort_bundle(model, tmp_path / "bundle")
+    bundle = write_bundle(model, tmp_path / "bundle")
     comparison = check(bundle.directory, None, ["ort-cpu"], max_length=12, say=lambda _: None)
     (report,) = comparison.reports
     assert not report.passed
