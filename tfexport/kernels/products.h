@@ -27,10 +27,10 @@ constexpr int64_t kLine = 64;                 // bytes that a prefetch brings
 constexpr double kMultiplications = 1e11, kInt8Multiplications = 4e11, kBytes = 8e10;
 
 // The number of registers of outputs in a tile of `rows` rows. It divides the number `in_block`, and the registers suffice for the
-// sums, for the weights or the rows, whichever are fewer, and for `more`.
-constexpr int tile_width(int rows, int in_block, int more) {
+// sums, for the weights or the rows, whichever are fewer, and `extra` ones.
+constexpr int tile_width(int rows, int in_block, int extra) {
   int width = in_block;
-  while (in_block % width || rows * width + std::min(rows, width) + more > kRegisters) --width;
+  while (in_block % width || rows * width + std::min(rows, width) + extra > kRegisters) --width;
   return width;
 }
 
@@ -76,7 +76,7 @@ struct FloatProduct {
     return std::max(size * count / kMultiplications, size * sizeof(float) / kBytes);
   }
 
-  static constexpr int kOutputs = kFloatLanes, kMoreRegisters = kFloatRegisters;
+  static constexpr int kOutputs = kFloatLanes, kExtraRegisters = kFloatExtraRegisters;
 
   // A tile of rows and registers of outputs, from `column` on. It is a separate function, because GCC spills registers of the
   // innermost loop to the stack if it sees the loops of other tiles next to it.
@@ -161,7 +161,7 @@ struct Int8Product {
   const float* bias;      // [columns]
   int64_t count, stride, columns;
 
-  static constexpr int kOutputs = kDotOutputs, kMoreRegisters = kDotRegisters;
+  static constexpr int kOutputs = kDotOutputs, kExtraRegisters = kDotExtraRegisters;
 
   double seconds() const {
     const double size = static_cast<double>(stride) * columns;
@@ -171,11 +171,11 @@ struct Int8Product {
   template <int kRows, int kWidth>
   __attribute__((noinline)) void tile(int64_t row, int64_t column, float* result) const {
     constexpr bool kShifts = kRectified && kShiftsRectified;
-    Sums sums[kRows][kWidth], of_weights[kShifts ? kWidth : 1];
+    Sums sums[kRows][kWidth], weight_sums[kShifts ? kWidth : 1];
     UNROLLED for (int r = 0; r < kRows; ++r) {
       UNROLLED for (int w = 0; w < kWidth; ++w) sums[r][w] = first_sums(rows.start[row + r]);
     }
-    UNROLLED for (int w = 0; w < (kShifts ? kWidth : 1); ++w) of_weights[w] = first_sums(0);
+    UNROLLED for (int w = 0; w < (kShifts ? kWidth : 1); ++w) weight_sums[w] = first_sums(0);
     const Number* numbers = rows.numbers.data() + row * stride;
     const int8_t* block = weights + column / kBlock * kBlock * stride + column % kBlock * kGroup;
     const Number ones[kGroup] = {1, 1, 1, 1};
@@ -184,11 +184,11 @@ struct Int8Product {
         const int8_t* from = block + i * kBlock + w * kDotOutputs * kGroup;
         prefetch(from, kDotOutputs * kGroup, w);
         const Weights taken = load_weights<kRectified>(from);
-        if (kShifts) of_weights[w] = add_products<false>(broadcast(ones), taken, of_weights[w]);
+        if (kShifts) weight_sums[w] = add_products<false>(broadcast(ones), taken, weight_sums[w]);
         return taken;
       };
       const auto numbers_at = [&](int r) INLINED_LAMBDA { return broadcast(numbers + r * stride + i); };
-      add_tile<Weights, Four>(sums, weights_at, numbers_at, add_products<kRectified>);
+      add_tile<Weights, InputGroup>(sums, weights_at, numbers_at, add_products<kRectified>);
     }
     UNROLLED for (int w = 0; w < kWidth; ++w) {
       const int64_t first = column + w * kDotOutputs, left = columns - first;
@@ -200,7 +200,7 @@ struct Int8Product {
       const DotFloats factor = load_factors(left < kDotOutputs ? factors : scale + first);
       const DotFloats addend = load_factors(left < kDotOutputs ? more : bias + first);
       UNROLLED for (int r = 0; r < kRows; ++r) {
-        const Sums all = kShifts ? add_times_128(sums[r][w], of_weights[w]) : sums[r][w];
+        const Sums all = kShifts ? add_times_128(sums[r][w], weight_sums[w]) : sums[r][w];
         const DotFloats product = to_floats(all) * factor * rows.scale[row + r] + addend;
         float* to = result + (row + r) * columns + first;
         if (left >= kDotOutputs) {
@@ -218,7 +218,7 @@ struct Int8Product {
 // Multiplies `kRows` rows with the outputs of a block, of which some may not exist.
 template <int kRows, typename Product>
 void multiply_rows(const Product& product, int64_t row, int64_t column, float* result) {
-  constexpr int kWidth = tile_width(kRows, kBlock / Product::kOutputs, Product::kMoreRegisters);
+  constexpr int kWidth = tile_width(kRows, kBlock / Product::kOutputs, Product::kExtraRegisters);
   const int64_t end = std::min(column + kBlock, product.columns);
   for (int64_t first = column; first < end; first += kWidth * Product::kOutputs) {
     product.template tile<kRows, kWidth>(row, first, result);

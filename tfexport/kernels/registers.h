@@ -70,16 +70,16 @@ INLINED FloatRegister broadcast(const float* from) { return vld1q_dup_f32(from);
 // (flipping a bit), and each sum starts at -128 times the sum of its row.
 typedef uint8_t Number;
 constexpr bool kFlipsWeights = true, kShiftsRectified = false;
-constexpr int kDotRegisters = 1;
+constexpr int kDotExtraRegisters = 1;
 
 #if defined(TARGET_AVX512)
 
-typedef __m512i Sums, Weights, Four;
+typedef __m512i Sums, Weights, InputGroup;
 typedef __m512 DotFloats;
 
 INLINED Sums first_sums(int32_t start) { return _mm512_set1_epi32(start); }
-INLINED Four broadcast(const Number* from) {
-  Four four;
+INLINED InputGroup broadcast(const Number* from) {
+  InputGroup four;
   asm volatile("vpbroadcastd %1, %0" : "=v"(four) : "m"(*reinterpret_cast<const int32_t*>(from)));
   return four;
 }
@@ -89,7 +89,7 @@ INLINED Weights load_weights(const int8_t* from) {
   return kRectified ? weights : _mm512_xor_si512(weights, _mm512_set1_epi8(-128));
 }
 template <bool kRectified>
-INLINED Sums add_products(Four four, Weights weights, Sums sums) {
+INLINED Sums add_products(InputGroup four, Weights weights, Sums sums) {
   if (kRectified) {
     asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(four), "v"(weights));
   } else {
@@ -101,12 +101,12 @@ INLINED DotFloats to_floats(Sums sums) { return _mm512_cvtepi32_ps(sums); }
 
 #else
 
-typedef __m256i Sums, Weights, Four;
+typedef __m256i Sums, Weights, InputGroup;
 typedef __m256 DotFloats;
 
 INLINED Sums first_sums(int32_t start) { return _mm256_set1_epi32(start); }
-INLINED Four broadcast(const Number* from) {
-  Four four;
+INLINED InputGroup broadcast(const Number* from) {
+  InputGroup four;
   asm volatile("vpbroadcastd %1, %0" : "=x"(four) : "m"(*reinterpret_cast<const int32_t*>(from)));
   return four;
 }
@@ -116,7 +116,7 @@ INLINED Weights load_weights(const int8_t* from) {
   return kRectified ? weights : _mm256_xor_si256(weights, _mm256_set1_epi8(-128));
 }
 template <bool kRectified>
-INLINED Sums add_products(Four four, Weights weights, Sums sums) {
+INLINED Sums add_products(InputGroup four, Weights weights, Sums sums) {
   if (kRectified) {
     asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sums) : "x"(four), "x"(weights));
   } else {
@@ -134,16 +134,16 @@ INLINED DotFloats to_floats(Sums sums) { return _mm256_cvtepi32_ps(sums); }
 // loaded. `Sums` has two sums of each output.
 typedef int16_t Number;
 constexpr bool kFlipsWeights = false, kShiftsRectified = false;
-constexpr int kDotRegisters = 2;
+constexpr int kDotExtraRegisters = 2;
 
 #if defined(TARGET_AVX512)
 
-typedef __m512i Sums, Weights, Four;
+typedef __m512i Sums, Weights, InputGroup;
 typedef __m256 DotFloats;
 
 INLINED Sums first_sums(int32_t) { return _mm512_setzero_si512(); }
-INLINED Four broadcast(const Number* from) {
-  Four four;
+INLINED InputGroup broadcast(const Number* from) {
+  InputGroup four;
   asm volatile("vpbroadcastq %1, %0" : "=v"(four) : "m"(*reinterpret_cast<const int64_t*>(from)));
   return four;
 }
@@ -152,7 +152,7 @@ INLINED Weights load_weights(const int8_t* from) {
   return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
 template <bool kRectified>
-INLINED Sums add_products(Four four, Weights weights, Sums sums) {
+INLINED Sums add_products(InputGroup four, Weights weights, Sums sums) {
   Sums pairs;
   asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+v"(sums), "=&v"(pairs) : "v"(four), "v"(weights));
   return sums;
@@ -163,12 +163,12 @@ INLINED DotFloats to_floats(Sums sums) {
 
 #else
 
-typedef __m256i Sums, Weights, Four;
+typedef __m256i Sums, Weights, InputGroup;
 typedef __m128 DotFloats;
 
 INLINED Sums first_sums(int32_t) { return _mm256_setzero_si256(); }
-INLINED Four broadcast(const Number* from) {
-  Four four;
+INLINED InputGroup broadcast(const Number* from) {
+  InputGroup four;
   asm volatile("vpbroadcastq %1, %0" : "=x"(four) : "m"(*reinterpret_cast<const int64_t*>(from)));
   return four;
 }
@@ -177,7 +177,7 @@ INLINED Weights load_weights(const int8_t* from) {
   return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }
 template <bool kRectified>
-INLINED Sums add_products(Four four, Weights weights, Sums sums) {
+INLINED Sums add_products(InputGroup four, Weights weights, Sums sums) {
   Sums pairs;  // in assembly, because GCC multiplies far ahead of the additions, and spills registers
   asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sums), "=&x"(pairs) : "x"(four), "x"(weights));
   return sums;
@@ -194,7 +194,7 @@ INLINED DotFloats to_floats(Sums sums) {
 // weights are added.
 typedef int8_t Number;
 constexpr bool kFlipsWeights = false;
-constexpr int kDotRegisters = 3;
+constexpr int kDotExtraRegisters = 3;
 #if defined(TARGET_I8MM)
 constexpr bool kShiftsRectified = false;
 #else
@@ -202,9 +202,9 @@ constexpr bool kShiftsRectified = true;
 #endif
 
 typedef float32x4_t DotFloats;
-typedef int8x16_t Weights, Four;
+typedef int8x16_t Weights, InputGroup;
 
-INLINED Four broadcast(const Number* from) {
+INLINED InputGroup broadcast(const Number* from) {
   return vreinterpretq_s8_s32(vld1q_dup_s32(reinterpret_cast<const int32_t*>(from)));
 }
 template <bool kRectified>
@@ -216,7 +216,7 @@ typedef int32x4_t Sums;
 
 INLINED Sums first_sums(int32_t) { return vdupq_n_s32(0); }
 template <bool kRectified>
-INLINED Sums add_products(Four four, Weights weights, Sums sums) {
+INLINED Sums add_products(InputGroup four, Weights weights, Sums sums) {
 #if defined(TARGET_I8MM)
   if (kRectified) return vusdotq_s32(sums, vreinterpretq_u8_s8(four), weights);
 #endif
@@ -231,7 +231,7 @@ typedef int32x4x2_t Sums;  // two sums of each output
 
 INLINED Sums first_sums(int32_t) { return {vdupq_n_s32(0), vdupq_n_s32(0)}; }
 template <bool kRectified>
-INLINED Sums add_products(Four four, Weights weights, Sums sums) {
+INLINED Sums add_products(InputGroup four, Weights weights, Sums sums) {
   sums.val[0] = vpadalq_s16(sums.val[0], vmull_s8(vget_low_s8(weights), vget_low_s8(four)));
   sums.val[1] = vpadalq_s16(sums.val[1], vmull_high_s8(weights, four));
   return sums;
@@ -250,7 +250,7 @@ INLINED Sums add_times_128(Sums sums, Sums) { return sums; }  // no rows are shi
 #endif
 
 constexpr int kDotOutputs = sizeof(DotFloats) / sizeof(float);
-constexpr int kFloatRegisters = 1;  // as `kDotRegisters`: registers of a tile beside sums, and weights or rows
+constexpr int kFloatExtraRegisters = 1;  // as `kDotExtraRegisters`: registers of a tile beside sums, and weights or rows
 
 INLINED DotFloats load_factors(const float* from) {
   DotFloats factors;
