@@ -63,7 +63,7 @@ demo-bundle: $(VENV)/dev.done
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m makers.demo_bundle
 
 # The sdist and the wheels of Linux in dist/, each wheel checked in an environment of its own. For aarch64 it needs
-# g++-aarch64-linux-gnu and qemu-user, and says so where they are missing. Takes three minutes on two cores.
+# g++-aarch64-linux-gnu and qemu-user, and says so where they are missing. It takes some minutes.
 wheels: $(VENV)/wheels.done
 	$(VENV)/bin/python -m makers.wheels
 
